@@ -1,0 +1,1 @@
+"""Measurements, each started as `python -m segattn.benchmarks.NAME`."""

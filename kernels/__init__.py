@@ -1,0 +1,1 @@
+"""Hand-written NKI attention kernels and their host-level functions."""

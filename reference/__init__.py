@@ -1,0 +1,1 @@
+"""NumPy definitions of everything that the other floors do."""

@@ -1,0 +1,1 @@
+"""NumPy interpreter of the NKI 0.6.0 instruction set for trn2."""

@@ -1,0 +1,1 @@
+"""Runner: padding, model, engine loop and command line."""

@@ -1,0 +1,1 @@
+"""The test suite; README.md in this folder is its map."""

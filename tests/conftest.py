@@ -1,0 +1,17 @@
+"""Hypothesis profiles: `dev` (default), `ci`, and `deep` for a night of examples.
+
+Choose one with HYPOTHESIS_PROFILE. All are without deadline: no test judges by the clock.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+for _name, _examples in {"dev": 25, "ci": 60, "deep": 2000}.items():
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
