@@ -1,0 +1,238 @@
+"""The definition of every kernel: plain NumPy in float64, one query row at a time.
+
+Names, arguments and their order are those of `segattn.kernels`. Shapes, with H query heads on
+KV heads (head h reads KV head h // (H / KV)), d the head size:
+
+    q                 [H, S, d];  paged_decode: [B, H, T, d]
+    k, v              [KV, S, d]        the chunk's own keys and values, unquantised
+    k_cache, v_cache  [num_blocks, KV, block_size, d]
+    block_table       [max_blocks] int32, -1 = these keys are absent;  decode: [B, max_blocks]
+    slot_mapping      [S] int32, -1 = the token is not written
+    sinks             [H]               a logit that joins the softmax sum once, without a value
+    k_scale, v_scale  number or [KV]    real value = stored value x scale
+
+Query row i of a chunk stands at position prior_tokens + i and sees the keys at positions
+max(0, position - sliding_window + 1) .. position. A row that sees no key is zero, as is every row
+past the real ones. Only rows that are named here are ever read, so whatever lies in padding or in
+unused cache rows has no influence. Any S, d and block size is taken. Attention is returned in
+float64, that is before the kernels' one cast to the dtype of q. `kv_segment_size`, `softmax` and
+`lnc` say how a kernel works, not what it computes: they are accepted and change nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .paging import PAD_SLOT_ID, UNUSED_BLOCK
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+FP8_MAX = 240.0
+"""Largest magnitude of trn2's float8_e4m3; float8_e4m3fn has the same bits up to here."""
+
+
+def queries_per_kv_head(num_q_heads: int, num_kv_heads: int) -> int:
+    """Query heads that share one KV head. ValueError unless the division is exact."""
+    if num_kv_heads < 1 or num_q_heads < 1 or num_q_heads % num_kv_heads:
+        raise ValueError(
+            f"num_q_heads={num_q_heads} must be a positive multiple of num_kv_heads={num_kv_heads}"
+        )
+    return num_q_heads // num_kv_heads
+
+
+def padded_prefill(
+    q: Array,
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    slot_mapping: Array,
+    num_tokens: int,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Array | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> tuple[Float64, Array, Array]:
+    """Attention of a chunk without prior, whose K and V are stored through `slot_mapping`.
+
+    Returns (out [H, S, d], k_cache, v_cache); the caches are updated in place.
+    """
+    nothing = np.empty((0, k_cache.shape[1], 1, k.shape[2]))
+    no_blocks = np.empty(0, np.int32)
+    out = segmented_attention(
+        q, k, v, nothing, nothing, no_blocks, 0, num_tokens,
+        scale=scale, sliding_window=sliding_window, sinks=sinks,
+    )  # fmt: skip
+    write_kv_cache(k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
+    return out, k_cache, v_cache
+
+
+def segmented_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    prior_tokens: int,
+    num_tokens: int,
+    *,
+    kv_segment_size: int = 2048,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Array | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> Float64:
+    """Attention of a chunk over `prior_tokens` cached tokens and itself. Returns out [H, S, d]."""
+    num_q_heads, _, head_dim = q.shape
+    group = queries_per_kv_head(num_q_heads, k.shape[0])
+    out = np.zeros(q.shape)
+    for head in range(num_q_heads):
+        kv_head = head // group
+        prior_positions, prior_k, prior_v = _cached_rows(
+            kv_head, k_cache, v_cache, block_table, prior_tokens, k_scale, v_scale
+        )
+        own_positions = prior_tokens + np.arange(num_tokens)
+        positions = np.concatenate([prior_positions, own_positions])
+        keys = np.concatenate([prior_k, k[kv_head, :num_tokens].astype(np.float64)])
+        values = np.concatenate([prior_v, v[kv_head, :num_tokens].astype(np.float64)])
+        for row in range(num_tokens):
+            seen = _seen(positions, prior_tokens + row, sliding_window)
+            out[head, row] = _attend(
+                q[head, row], keys[seen], values[seen], _scale(scale, head_dim), _sink(sinks, head)
+            )
+    return out
+
+
+def paged_decode(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_tables: Array,
+    context_lens: Array,
+    *,
+    query_lens: Array | None = None,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Array | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> Float64:
+    """Attention of the last tokens of B requests over their cached tokens, their own included.
+
+    context_lens [B] counts the cached tokens of each request. query_lens [B], 0..T (None: T for
+    every request with tokens): query t of request b is real when t < query_lens[b] and stands at
+    position context_lens[b] - query_lens[b] + t. Returns out [B, H, T, d].
+    """
+    num_requests, num_q_heads, num_queries, head_dim = q.shape
+    group = queries_per_kv_head(num_q_heads, k_cache.shape[1])
+    out = np.zeros(q.shape)
+    for request in range(num_requests):
+        context = int(context_lens[request])
+        real = num_queries if query_lens is None else int(query_lens[request])
+        for head in range(num_q_heads if context > 0 else 0):
+            positions, keys, values = _cached_rows(
+                head // group, k_cache, v_cache, block_tables[request], context, k_scale, v_scale
+            )
+            for t in range(real):
+                seen = _seen(positions, context - real + t, sliding_window)
+                out[request, head, t] = _attend(
+                    q[request, head, t], keys[seen], values[seen],
+                    _scale(scale, head_dim), _sink(sinks, head),
+                )  # fmt: skip
+    return out
+
+
+def write_kv_cache(
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    slot_mapping: Array,
+    *,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+) -> tuple[Array, Array]:
+    """Store row t of k and v in slot slot_mapping[t] of the caches, in place; return the caches.
+
+    Stored value = value / scale, for an fp8 cache held within +-240, rounded to the cache's dtype.
+    """
+    block_size = k_cache.shape[2]
+    for rows, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        divisor = _per_kv_head(scale, cache.shape[1])[:, None]
+        for token, slot in enumerate(slot_mapping.tolist()):
+            if slot == PAD_SLOT_ID:
+                continue
+            block, offset = divmod(slot, block_size)
+            stored = rows[:, token].astype(np.float64) / divisor
+            if cache.dtype.itemsize == 1:
+                stored = np.clip(stored, -FP8_MAX, FP8_MAX)
+            cache[block, :, offset] = stored.astype(cache.dtype)
+    return k_cache, v_cache
+
+
+def _cached_rows(
+    kv_head: int,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    num_tokens: int,
+    k_scale: float | Array | None,
+    v_scale: float | Array | None,
+) -> tuple[npt.NDArray[np.int64], Float64, Float64]:
+    """Positions, keys and values of the cached tokens 0..num_tokens-1 that are not absent."""
+    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
+    positions, keys, values = [], [], []
+    for position in range(num_tokens):
+        block = int(block_table[position // block_size])
+        if block == UNUSED_BLOCK:
+            continue
+        positions.append(position)
+        keys.append(k_cache[block, kv_head, position % block_size].astype(np.float64))
+        values.append(v_cache[block, kv_head, position % block_size].astype(np.float64))
+    shape = (len(positions), head_dim)
+    return (
+        np.array(positions, np.int64),
+        np.array(keys).reshape(shape) * _per_kv_head(k_scale, num_kv_heads)[kv_head],
+        np.array(values).reshape(shape) * _per_kv_head(v_scale, num_kv_heads)[kv_head],
+    )
+
+
+def _seen(positions: npt.NDArray[np.int64], position: int, window: int | None) -> Array:
+    """Which keys the query at `position` sees."""
+    first = 0 if window is None else position - window + 1
+    return (positions >= first) & (positions <= position)
+
+
+def _attend(query: Array, keys: Float64, values: Float64, scale: float, sink: float) -> Float64:
+    """softmax(scale * keys . query) . values for one row, with `sink` in the sum."""
+    if not len(keys):
+        return np.zeros(values.shape[1])
+    scores = scale * (keys @ query.astype(np.float64))
+    shift = max(scores.max(), sink)
+    weights = np.exp(scores - shift)
+    return np.asarray(weights @ values / (weights.sum() + np.exp(sink - shift)))
+
+
+def _scale(scale: float | None, head_dim: int) -> float:
+    return head_dim**-0.5 if scale is None else float(scale)
+
+
+def _sink(sinks: Array | None, head: int) -> float:
+    return -np.inf if sinks is None else float(sinks[head])
+
+
+def _per_kv_head(scale: float | Array | None, num_kv_heads: int) -> Float64:
+    """The scale of each KV head; no scale is 1."""
+    return np.broadcast_to(np.asarray(1.0 if scale is None else scale, np.float64), (num_kv_heads,))
