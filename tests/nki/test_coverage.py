@@ -1,0 +1,160 @@
+"""The signatures of the interpreter against the documented ones, and the coverage page."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segattn.benchmarks.api_data import read_stubs, since
+from segattn.benchmarks.api_pins import read_pins
+from segattn.benchmarks.coverage import Row, coverage, drift, load_api, render
+
+STUB = '''
+"""Module."""
+wide: DType = ...
+r"""4x packed elements, custom data type for nki.isa.nc_matmul_mx on NeuronCore-v4"""
+plain: DType = ...
+r"""8-bit number"""
+
+class mode(Enum):
+    r"""Modes."""
+    fast = 1
+    r"""Fast"""
+
+class Box(NKIObject):
+    size: int = ...
+    def grow(self, by=1, *others):
+        r"""Available on NeuronCore-v4 (Trn3) and later."""
+    @property
+    def full(self) -> bool: ...
+
+def copy(dst, src=None, mode=mode.fast, **extra):
+    r"""Available only on NeuronCore-v3 and newer.
+
+    On NeuronCore-v4 and later, ``dst`` supports indirection."""
+'''
+
+
+def test_every_signature_that_exists_is_the_documented_one() -> None:
+    assert drift(load_api()) == []
+
+
+def test_the_names_that_only_trn3_has_are_those_the_documentation_marks() -> None:
+    only_trn3 = {f"{row.module}.{row.name}" for row in _rows() if row.since == "v4"}
+    assert only_trn3 == {
+        "nki.isa.nc_matmul_mx",
+        "nki.isa.quantize_mx",
+        "nki.isa.activate2",
+        "nki.isa.exponential",
+        "nki.isa.rand2",
+        "nki.language.abs_max",
+        "nki.language.abs_min",
+        "nki.language.NkiTensor.indirect",
+        "nki.language.float8_e5m2_x4",
+        "nki.language.float8_e4m3fn_x4",
+        "nki.language.float4_e2m1fn_x4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("docstring", "generation"),
+    [
+        ("Available only on NeuronCore-v4 and newer.", "v4"),
+        ("Available on NeuronCore-v4 (Trn3) and later.", "v4"),
+        ("Available only on NeuronCore-v3 or newer.", "v3"),
+        ("- Supported arch versions: NeuronCore-v3+.", "v3"),
+        ("priority 0-3 (NeuronCore-v4+ only)", "v2"),
+        ("On NeuronCore-v4 and later, dst supports tensor indirection", "v2"),
+    ],
+)
+def test_since_is_the_generation_named_for_the_whole_entry(docstring: str, generation: str) -> None:
+    assert since(docstring) == generation
+
+
+def test_stubs_are_read_with_signatures_values_and_generations(tmp_path: Path) -> None:
+    for folder in ("", "isa", "language", "collectives"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "__init__.py").write_text(STUB)
+    module = read_stubs(tmp_path)["modules"]["nki.isa"]
+    assert {name: entry["since"] for name, entry in module["constants"].items()} == {
+        "wide": "v4",
+        "plain": "v2",
+    }
+    copy = module["functions"]["copy"]
+    assert copy["since"] == "v3"
+    assert [(p["name"], p["kind"], p["default"]) for p in copy["params"]] == [
+        ("dst", "positional_or_keyword", None),
+        ("src", "positional_or_keyword", "None"),
+        ("mode", "positional_or_keyword", "mode.fast"),
+        ("extra", "var_keyword", None),
+    ]
+    assert module["classes"]["mode"]["enum_members"] == {"fast": 1}
+    box = module["classes"]["Box"]
+    assert box["attributes"] == ["size", "full"]
+    assert box["methods"]["grow"]["since"] == "v4"
+
+
+def test_a_changed_parameter_or_default_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    api: dict[str, Any] = {
+        name: {"functions": {}, "classes": {}, "constants": {}} for name in load_api()
+    }
+    api["nki"]["functions"]["f"] = _function([("dst", None), ("mode", "None")])
+    api["nki"]["functions"]["g"] = _function([("dst", None)])
+    api["nki"]["functions"]["h"] = _function([("dst", None)])
+    for name, function in {"f": _other_default, "g": _other_name, "h": _same}.items():
+        monkeypatch.setattr(f"segattn.reference.nki.{name}", function, raising=False)
+    assert drift(api) == [
+        "nki.f: default mode=0, documented None",
+        "nki.g: parameters ['to'], documented ['dst']",
+    ]
+
+
+def test_the_page_names_the_most_specific_test_of_each_name(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(
+        inspect.cleandoc(
+            """
+            def kernel(x):
+                nisa.memset(x, value=0)
+                nisa.dma_copy(x.ap([[1, 1]]), x)
+
+            def test_many_things():
+                kernel(nl.ndarray((1, 1)))
+                nisa.tensor_copy(1, 2)
+
+            def test_memset_fills():
+                kernel(0)
+            """
+        )
+    )
+    pins = read_pins(tmp_path)
+    assert pins.find("nki.isa", "memset") == "test_one.py::test_memset_fills"
+    assert pins.find("nki.isa", "tensor_copy") == "test_one.py::test_many_things"
+    assert pins.find("nki.language", "NkiTensor.ap") == "test_one.py::test_memset_fills"
+    assert pins.find("nki.isa", "iota") == ""
+    page = render([Row("nki.isa", "iota", "v2", "missing", "")])
+    assert "0 implemented, 0 trn3-only, 1 missing" in page
+    assert "| `iota` | v2 | missing |  |" in page
+
+
+def _rows() -> list[Row]:
+    return coverage(load_api(), read_pins(Path(__file__).parent))
+
+
+def _function(params: list[tuple[str, str | None]]) -> dict[str, Any]:
+    return {
+        "since": "v2",
+        "params": [
+            {"name": name, "kind": "positional_or_keyword", "default": default}
+            for name, default in params
+        ],
+    }
+
+
+def _same(dst: object) -> None: ...
+
+
+def _other_name(to: object) -> None: ...
+
+
+def _other_default(dst: object, mode: object = 0) -> None: ...
