@@ -277,7 +277,16 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
     write_kv_cache(k[:, :prior], v[:, :prior], k_cache, v_cache, slots[:prior])
     chunk_q, chunk_k, chunk_v = (padded(x[:, prior:]) for x in (q, k, v))
     out = segmented_attention(
-        chunk_q, chunk_k, chunk_v, k_cache, v_cache, table, prior, num_tokens, sliding_window=window, sinks=sinks
+        chunk_q,
+        chunk_k,
+        chunk_v,
+        k_cache,
+        v_cache,
+        table,
+        prior,
+        num_tokens,
+        sliding_window=window,
+        sinks=sinks,
     )
     np.testing.assert_allclose(out[:, :num_tokens], expected[:, prior:], rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(out[:, num_tokens:], 0.0)
