@@ -1,0 +1,126 @@
+"""Text to token ids and back, on the `tokenizers` library (extra `model`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .extras import MissingExtraError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+PRE_TOKENIZERS = ("gpt-2", "llama-bpe", "smollm")
+"""Pre-tokenizers of byte-level BPE files that `bpe_backend` knows."""
+
+# llama.cpp's and Llama 3's own splitting rule: contractions, words, up to three digits, the rest.
+_LLAMA_BPE_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer with the facts that generation needs besides it."""
+
+    backend: "tokenizers.Tokenizer"
+    stop_token_ids: tuple[int, ...]
+    """Ids that end a text; the first is the model's end-of-sequence id."""
+    chat_template: str | None
+    bos_token: str = ""
+    eos_token: str = ""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text, with the beginning-of-sequence id where the model wants one."""
+        return self.backend.encode(text).ids
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Ids of one user message in the chat template, up to where the assistant answers.
+
+        ValueError when the model has no chat template.
+        """
+        if self.chat_template is None:
+            raise ValueError("the model has no chat template: give prompts as raw text")
+        rendered = render_chat(
+            self.chat_template,
+            [{"role": "user", "content": text}],
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+        )
+        # The template writes the special tokens itself.
+        return self.backend.encode(rendered, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids; special tokens are left out."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=True)
+
+
+def render_chat(
+    template: str, messages: Sequence[dict[str, str]], *, bos_token: str, eos_token: str
+) -> str:
+    """Fill a Jinja chat template as Hugging Face's apply_chat_template does.
+
+    ValueError when the template itself is broken or refuses the messages.
+    """
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("jinja2", "model") from error
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    # A template comes with a downloaded model: it runs sandboxed.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = raise_exception
+    try:
+        return environment.from_string(template).render(
+            messages=messages, add_generation_prompt=True, bos_token=bos_token, eos_token=eos_token
+        )
+    except TemplateError as error:
+        raise ValueError(f"the model's chat template fails: {error}") from error
+
+
+def bpe_backend(
+    tokens: Sequence[str],
+    merges: Sequence[tuple[str, str]],
+    special_ids: Sequence[int],
+    pre_tokenizer: str,
+    bos_token: str | None,
+) -> "tokenizers.Tokenizer":
+    """Byte-level BPE from a vocabulary in id order and its merges in rank order.
+
+    `bos_token` is put before every text when given. ValueError for an unknown pre-tokenizer.
+    """
+    try:
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, processors
+        from tokenizers import pre_tokenizers as pre
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("tokenizers", "model") from error
+
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    byte_level = pre.ByteLevel(add_prefix_space=False, use_regex=pre_tokenizer != "llama-bpe")
+    if pre_tokenizer == "gpt-2":
+        backend.pre_tokenizer = byte_level
+    elif pre_tokenizer == "smollm":
+        backend.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), byte_level])
+    elif pre_tokenizer == "llama-bpe":
+        split = pre.Split(Regex(_LLAMA_BPE_SPLIT), behavior="isolated")
+        backend.pre_tokenizer = pre.Sequence([split, byte_level])
+    else:
+        raise ValueError(
+            f"pre-tokenizer {pre_tokenizer!r}: must be one of {', '.join(PRE_TOKENIZERS)}"
+        )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(
+        [AddedToken(tokens[index], special=True, normalized=False) for index in special_ids]
+    )
+    if bos_token is not None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos_token} $A", special_tokens=[(bos_token, vocabulary[bos_token])]
+        )
+    return backend
