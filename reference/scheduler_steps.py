@@ -1,0 +1,285 @@
+"""One step of plain vLLM scheduling, on the arrays of `reference.scheduler_state`.
+
+`schedule_base` gives tokens to running requests, preempting where blocks run out, then admits
+waiting ones; `update_base` takes the sampled tokens. The asynchronous variant (tokens still in
+flight are counted as placeholders) is the same code with `rules.async_scheduling`.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .scheduler_blocks import allocate, cache_blocks, common_prefix_blocks, longest_hit, release
+from .scheduler_state import NO_TOKEN, IntArray, Pause, Rules, State, Status, integers, without
+
+
+@dataclass
+class Decision:
+    """What one step does; parallel arrays over the scheduled requests.
+
+    rows, num_tokens, computed [num_scheduled]: request, its tokens in this step, its computed
+    tokens before. new_blocks, drafts: ids of blocks it got, draft tokens it carries. outputs:
+    outputs plus placeholders. admitted: status before, if it left the waiting queue, else RUNNING.
+    preempted: rows thrown out. resend: rows whose whole text the runner no longer has. padded: as
+    num_tokens, for the Neuron kinds.
+    """
+
+    rows: IntArray = field(default_factory=integers)
+    num_tokens: IntArray = field(default_factory=integers)
+    computed: IntArray = field(default_factory=integers)
+    outputs: IntArray = field(default_factory=integers)
+    admitted: IntArray = field(default_factory=integers)
+    new_blocks: list[IntArray] = field(default_factory=list)
+    drafts: list[IntArray] = field(default_factory=list)
+    preempted: IntArray = field(default_factory=integers)
+    resend: IntArray = field(default_factory=integers)
+    finished: list[str] = field(default_factory=list)
+    common_prefix_blocks: int = 0
+    padded: IntArray = field(default_factory=integers)
+
+    @property
+    def budget_used(self) -> int:
+        """Tokens of the whole step."""
+        return int(self.num_tokens.sum())
+
+    def take(self, row: int, num_tokens: int, came_from: int, blocks: IntArray) -> None:
+        """Append a request to the step."""
+        self.rows = np.append(self.rows, row)
+        self.num_tokens = np.append(self.num_tokens, num_tokens)
+        self.admitted = np.append(self.admitted, int(came_from))
+        self.new_blocks.append(blocks)
+        self.drafts.append(integers())
+
+    def drop(self, row: int) -> None:
+        """Remove a request from the step; its tokens are free again."""
+        index = int(np.flatnonzero(self.rows == row)[0])
+        self.rows = np.delete(self.rows, index)
+        self.num_tokens = np.delete(self.num_tokens, index)
+        self.admitted = np.delete(self.admitted, index)
+        del self.new_blocks[index], self.drafts[index]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """New tokens of one request; `status` is its status after them."""
+
+    row: int
+    new_tokens: IntArray
+    status: Status
+
+
+def enqueue(rules: Rules, state: State, row: int, *, front: bool = False) -> None:
+    """Put a request into the waiting queue: its end or front, or by priority."""
+    state.waiting = np.insert(state.waiting, 0 if front else len(state.waiting), row)
+    if rules.policy == "priority":
+        requests = state.requests[state.waiting]
+        ids = np.array([state.ids[waiting] for waiting in state.waiting])
+        state.waiting = state.waiting[np.lexsort((ids, requests["arrival"], requests["priority"]))]
+
+
+def preempt(rules: Rules, state: State, row: int) -> None:
+    """Throw a request out of `running`: it loses its blocks and waits in front."""
+    release(state, row)
+    state.running = without(state.running, row)
+    state.requests["status"][row] = Status.PREEMPTED
+    state.requests["computed"][row] = 0
+    state.requests["preemptions"][row] += 1
+    state.drafts[row] = integers()
+    enqueue(rules, state, row, front=True)
+
+
+def choose_victim(rules: Rules, state: State) -> int:
+    """The running request to preempt: the last, or the least urgent (first of equals)."""
+    if rules.policy == "fcfs":
+        return int(state.running[-1])
+    requests = state.requests[state.running]
+    worst = max(zip(requests["priority"], requests["arrival"], strict=True))
+    equals = (requests["priority"] == worst[0]) & (requests["arrival"] == worst[1])
+    return int(state.running[np.argmax(equals)])
+
+
+def limit_chunk(rules: Rules, num_tokens: int) -> int:
+    """A long prefill is cut to the threshold, 0 = no threshold."""
+    threshold = rules.long_prefill_token_threshold
+    return min(num_tokens, threshold) if threshold > 0 else num_tokens
+
+
+def tokens_to_compute(rules: Rules, state: State, row: int, budget: int) -> int:
+    """Tokens that a running request would compute now; less than 1 = not in this step."""
+    request = state.requests[row]
+    computed, placeholders = int(request["computed"]), int(request["placeholders"])
+    certain = computed + 2 - placeholders
+    if placeholders > 0 and certain >= request["prompt"] + request["max_tokens"]:
+        return 0  # the tokens in flight reach max_tokens even if all drafts are rejected
+    known = state.num_tokens(row) + len(state.drafts[row]) + placeholders
+    num_tokens = min(limit_chunk(rules, known - computed), budget)
+    return min(num_tokens, rules.max_model_len - computed - 1)
+
+
+def take_drafts(state: State, decision: Decision, row: int, num_tokens: int) -> None:
+    """Tokens beyond the known and the placeholders are drafts; unscheduled drafts are forgotten."""
+    request = state.requests[row]
+    last = int(request["computed"]) + num_tokens
+    num_drafts = last - state.num_tokens(row) - int(request["placeholders"])
+    decision.drafts[-1] = state.drafts[row][: max(num_drafts, 0)]
+    state.drafts[row] = integers()
+
+
+def schedule_running(rules: Rules, state: State, decision: Decision, budget: int) -> None:
+    """Give every running request its tokens in list order, as far as `budget` goes."""
+    index = 0
+    while index < len(state.running) and decision.budget_used < budget:
+        row = int(state.running[index])
+        num_tokens = tokens_to_compute(rules, state, row, budget - decision.budget_used)
+        if num_tokens < 1:
+            index += 1
+            continue
+        blocks = allocate(rules, state, row, num_tokens, integers(), must_fit=False)
+        while blocks is None:
+            victim = choose_victim(rules, state)
+            if rules.policy == "priority" and victim in decision.rows:
+                decision.drop(victim)
+                index -= 1  # as vLLM: only for a victim that this step had scheduled
+            preempt(rules, state, victim)
+            decision.preempted = np.append(decision.preempted, victim)
+            if victim == row:
+                return
+            blocks = allocate(rules, state, row, num_tokens, integers(), must_fit=False)
+        decision.take(row, num_tokens, Status.RUNNING, blocks)
+        take_drafts(state, decision, row, num_tokens)
+        index += 1
+
+
+def admit_waiting(rules: Rules, state: State, decision: Decision, budget: int) -> None:
+    """Admit waiting requests from the head until one does not fit."""
+    while len(state.waiting) and decision.budget_used < budget:
+        if len(state.running) == rules.max_num_seqs:
+            return
+        row = int(state.waiting[0])
+        left = budget - decision.budget_used
+        hits = longest_hit(rules, state, row)
+        hit_tokens = len(hits) * rules.block_size
+        num_tokens = limit_chunk(rules, state.num_tokens(row) - hit_tokens)
+        if num_tokens > left and not rules.enable_chunked_prefill:
+            return
+        num_tokens = min(num_tokens, left)
+        must_fit = rules.scheduler_reserve_full_isl
+        if allocate(rules, state, row, num_tokens, hits, must_fit) is None:
+            return
+        decision.take(row, num_tokens, int(state.requests["status"][row]), state.blocks[row])
+        state.waiting = without(state.waiting, row)
+        state.running = np.append(state.running, row)
+        state.admissions += 1
+        state.requests["admitted"][row] = state.admissions
+        state.requests["status"][row] = Status.RUNNING
+        state.requests["computed"][row] = hit_tokens
+
+
+def schedule_base(rules: Rules, state: State) -> Decision:
+    """One step of vLLM's scheduler over the queues as they stand."""
+    decision = Decision()
+    budget = 0 if state.pause == Pause.PAUSED_ALL else rules.token_budget
+    schedule_running(rules, state, decision, budget)
+    if not len(decision.preempted) and state.pause == Pause.UNPAUSED:
+        admit_waiting(rules, state, decision, budget)
+    rows = decision.rows
+    texts = integers([state.num_tokens(row) for row in rows])
+    requests = state.requests[rows]
+    decision.computed = requests["computed"].copy()
+    decision.outputs = texts - requests["prompt"] + requests["placeholders"]
+    decision.common_prefix_blocks = common_prefix_blocks(rules, state)
+    decision.resend = rows[
+        (decision.admitted != int(Status.WAITING)) & ~np.isin(rows, state.previous)
+    ]
+    decision.finished, state.finished = state.finished, []
+    state.previous = rows.copy()
+    state.requests["computed"][rows] += decision.num_tokens
+    known = texts + requests["placeholders"]
+    state.requests["chunk"][rows] = state.requests["computed"][rows] < known
+    if rules.async_scheduling:
+        expect_tokens(rules, state, decision)
+    return decision
+
+
+def expect_tokens(rules: Rules, state: State, decision: Decision) -> None:
+    """Placeholders for the tokens and drafts that are now in flight."""
+    for row, drafts in zip(decision.rows, decision.drafts, strict=True):
+        if not state.requests["chunk"][row]:
+            state.requests["placeholders"][row] += 1 + len(drafts)
+            state.drafts[row] = integers([NO_TOKEN] * rules.num_speculative_tokens)
+
+
+def stop_status(rules: Rules, state: State, row: int) -> Status:
+    """Status of a request after its newest token."""
+    request, token = state.requests[row], int(state.tokens[row][-1])
+    num_outputs = state.num_tokens(row) - request["prompt"]
+    if num_outputs < request["min_tokens"]:
+        return Status(request["status"])
+    if request["eos"] != NO_TOKEN and token == request["eos"]:
+        return Status.FINISHED_STOPPED
+    if token in state.stop_tokens[row]:
+        state.requests["stop_reason"][row] = token
+        return Status.FINISHED_STOPPED
+    if state.num_tokens(row) >= rules.max_model_len or num_outputs >= request["max_tokens"]:
+        return Status.FINISHED_LENGTH_CAPPED
+    return Status(request["status"])
+
+
+def append_tokens(rules: Rules, state: State, row: int, new_tokens: IntArray) -> Emitted:
+    """Append sampled tokens up to the first that ends the request; it keeps its old status."""
+    status = Status(state.requests["status"][row])
+    for count, token in enumerate(new_tokens, start=1):
+        state.tokens[row] = np.append(state.tokens[row], token)
+        after = stop_status(rules, state, row)
+        if after != status:
+            return Emitted(row, new_tokens[:count], after)
+    return Emitted(row, new_tokens, status)
+
+
+def receive(rules: Rules, state: State, row: int, drafts: IntArray, sampled: IntArray) -> Emitted:
+    """Account for one request's model output; the record has no tokens if the frame was stale."""
+    request = state.requests
+    if len(drafts) and len(sampled):
+        rejected = len(drafts) - (len(sampled) - 1)
+        if request["computed"][row] > 0:
+            request["computed"][row] -= rejected
+        if request["placeholders"][row] > 0:
+            request["placeholders"][row] -= rejected
+    status = Status(request["status"][row])
+    if not len(sampled):
+        return Emitted(row, integers(), status)
+    if request["discard"][row] > 0:
+        request["discard"][row] -= 1
+        return Emitted(row, integers(), status)
+    emitted = append_tokens(rules, state, row, sampled)
+    if rules.async_scheduling:
+        request["placeholders"][row] -= len(emitted.new_tokens)
+        if status == Status.RUNNING:
+            settled = int(request["computed"][row] - request["placeholders"][row])
+            cache_blocks(rules, state, row, settled)
+    return emitted
+
+
+def finish(state: State, row: int, status: Status) -> None:
+    """End a request: blocks free at once, even with a step in flight."""
+    release(state, row)
+    state.waiting = without(state.waiting, row)
+    state.running = without(state.running, row)
+    state.requests["status"][row] = status
+    state.finished.append(state.ids[row])
+
+
+def update_base(
+    rules: Rules, state: State, decision: Decision, sampled: list[IntArray]
+) -> list[Emitted]:
+    """Take the model's output of a step, `sampled` parallel to `decision.rows`."""
+    records = []
+    for row, drafts, tokens in zip(decision.rows, decision.drafts, sampled, strict=True):
+        if int(state.requests["status"][row]) > Status.PREEMPTED:
+            continue  # finished while the step was in flight
+        emitted = receive(rules, state, int(row), drafts, tokens)
+        if emitted.status > Status.PREEMPTED:
+            finish(state, int(row), emitted.status)
+        if len(emitted.new_tokens):
+            records.append(emitted)
+    return records
