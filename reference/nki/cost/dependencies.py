@@ -1,0 +1,149 @@
+"""Edges between instructions: read after write, write after read, write after write.
+
+The interpreter gives program order; an edge says which earlier instruction must have got how far
+before a later one may start. Memory is compared by address (`overlap.py`), so that a reused buffer
+or a tile placed over another one orders its users as the hardware's semaphores would.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ..records import Access, Record
+from .overlap import Footprint, overlaps
+
+Hazard = Literal["RAW", "WAR", "WAW"]
+
+
+class Edge(NamedTuple):
+    """`producer` (index of the earlier instruction) and why it must come first."""
+
+    producer: int
+    hazard: Hazard
+
+
+@dataclass(eq=False)
+class _Region:
+    """One distinct access pattern of a storage, with who used it last."""
+
+    footprint: Footprint | None
+    """None: indirect, may be anything in the storage."""
+    writers: list["_Region"] = field(default_factory=list)
+    """Written patterns that overlap it, itself included when it is written."""
+    readers: list["_Region"] = field(default_factory=list)
+    """Read patterns that overlap it."""
+    is_written: bool = False
+    is_read: bool = False
+    last_write: int = -1
+    reads: list[int] = field(default_factory=list)
+    """Readers that a write has to wait for."""
+    reads_ordered: bool = False
+    """A write has waited for `reads` since the last reader came: the next reader, which waits for
+    that write, stands for them."""
+
+    def meets(self, other: "_Region") -> bool:
+        if self.footprint is None or other.footprint is None:
+            return True
+        return overlaps(self.footprint, other.footprint)
+
+
+class _Storage:
+    """All patterns of one storage; finds those that overlap a new one."""
+
+    def __init__(self) -> None:
+        self.regions: list[_Region] = []
+        self._by_access: dict[Access, _Region] = {}
+        self._hulls = np.empty((0, 4), dtype=np.int64)
+
+    def region(self, access: Access) -> _Region:
+        found = self._by_access.get(access)
+        if found is None:
+            footprint = None if access.indirect else Footprint.of(access)
+            found = self._by_access[access] = _Region(footprint)
+            index = len(self.regions)
+            if index == len(self._hulls):
+                grown = np.empty((max(16, 2 * index), 4), dtype=np.int64)
+                grown[:index] = self._hulls
+                self._hulls = grown
+            f = found.footprint
+            everything = (0, 1 << 60, 0, 1 << 60)
+            self._hulls[index] = (f.p0, f.p1, f.start, f.stop) if f else everything
+            self.regions.append(found)
+        return found
+
+    def neighbours(self, region: _Region) -> Iterable[_Region]:
+        hulls = self._hulls[: len(self.regions)]
+        f = region.footprint
+        if f is None:
+            return self.regions
+        near = (hulls[:, 0] < f.p1) & (hulls[:, 1] > f.p0)
+        near &= (hulls[:, 2] < f.stop) & (hulls[:, 3] > f.start)
+        return [r for r in (self.regions[i] for i in near.nonzero()[0]) if region.meets(r)]
+
+    def mark_written(self, region: _Region) -> None:
+        """First write to a pattern: tell all that overlap it, and learn who reads there."""
+        region.is_written = True
+        for other in self.neighbours(region):
+            other.writers.append(region)
+            if other.is_read and other not in region.readers:
+                region.readers.append(other)
+            if other is not region and other.is_written and other not in region.writers:
+                region.writers.append(other)
+
+    def mark_read(self, region: _Region) -> None:
+        region.is_read = True
+        for other in self.neighbours(region):
+            if other.is_written:
+                if region not in other.readers:
+                    other.readers.append(region)
+                if other not in region.writers:
+                    region.writers.append(other)
+
+
+def _read(storage: _Storage, access: Access, index: int, edges: set[Edge]) -> None:
+    region = storage.region(access)
+    if not region.is_read:
+        storage.mark_read(region)
+    for written in region.writers:
+        if written.last_write >= 0:
+            edges.add(Edge(written.last_write, "RAW"))
+    if region.reads_ordered:
+        region.reads = []
+        region.reads_ordered = False
+    region.reads.append(index)
+
+
+def _write(storage: _Storage, access: Access, index: int, edges: set[Edge]) -> None:
+    region = storage.region(access)
+    if not region.is_written:
+        storage.mark_written(region)
+    for written in region.writers:
+        if 0 <= written.last_write != index:
+            edges.add(Edge(written.last_write, "WAW"))
+    for read in region.readers:
+        edges.update(Edge(reader, "WAR") for reader in read.reads if reader != index)
+        read.reads_ordered = True
+    region.last_write = index
+
+
+def hazards(records: Sequence[Record]) -> list[list[Edge]]:
+    """Edges of each record, in the order given (program order of each core).
+
+    Storages in HBM are shared by the cores; on-chip storages have a core's own serial numbers.
+    Two cores are ordered by barriers only, so edges never cross from one core to the other.
+    """
+    storages: dict[tuple[int, int], _Storage] = {}
+    result: list[list[Edge]] = []
+    for index, record in enumerate(records):
+        edges: set[Edge] = set()
+        for access in record.reads:
+            key = (record.core, access.storage)
+            _read(storages.setdefault(key, _Storage()), access, index, edges)
+        for access in record.writes:
+            key = (record.core, access.storage)
+            _write(storages.setdefault(key, _Storage()), access, index, edges)
+        edges.discard(Edge(index, "RAW"))
+        result.append(sorted(edges))
+    return result

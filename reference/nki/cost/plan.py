@@ -1,0 +1,235 @@
+"""From records to steps: where each one queues, what it costs and which meeting it attends.
+
+A *stream* is what issues in order: a compute engine, the sync engine, or one of the queues over
+which DMAs without a named issuer are spread. A *meeting* is a set of steps of several streams that
+start together: the edge of a dynamic loop, a core barrier, the two sides of a sendrecv.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..records import Access, Dma, Instruction, Launch, LoopMark, Matmul, Record
+from .constants import CostConstants
+from .dependencies import Edge, hazards
+from .dma import Transfer, transfer
+from .occupancy import Occupancy, occupancy
+from .overlap import Footprint
+
+PSUM_BANK_BYTES = 2048
+_MEETING_OPCODES = ("core_barrier", "sendrecv")
+_ENGINE_OF_SWDGE = "gpsimd"
+
+Stream = tuple[int, str]
+"""(core, engine or queue name)."""
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """Steps that start together, after the last of them has arrived."""
+
+    members: list["Step"] = field(default_factory=list)
+    extra_ns: float = 0.0
+    """From the last arrival to the common start."""
+    is_loop_edge: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One record on one stream."""
+
+    index: int
+    """Position among the steps of the plan."""
+    stream: Stream
+    record: Record
+    occupancy: Occupancy
+    edges: Sequence[Edge] = ()
+    transfer: Transfer | None = None
+    queue: Stream | None = None
+    """Queue that a DMA goes through; its stream only issues it."""
+    meeting: Meeting | None = None
+    quadrants: tuple[int, ...] = ()
+    """Blocks of 32 x 32 of the PE array that a matmul keeps busy."""
+    reads_banks: tuple[tuple[int, int], ...] = ()
+    writes_banks: tuple[tuple[int, int], ...] = ()
+    """(storage, PSUM bank) touched."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """All steps of a launch in program order, and those of each stream."""
+
+    steps: list[Step]
+    streams: dict[Stream, list[Step]]
+
+
+_QUADRANTS = 4
+_ALL_QUADRANTS = tuple(range(_QUADRANTS * _QUADRANTS))
+_NO_TIME = Occupancy(0.0, 0.0)
+
+
+def _quadrants(record: Instruction) -> tuple[int, ...]:
+    if not isinstance(record, Matmul):
+        return _ALL_QUADRANTS
+    (row, col), (rows, cols) = record.tile_position, record.tile_size
+    return tuple(
+        r * _QUADRANTS + c
+        for r in range(row // 32, -(-(row + rows) // 32))
+        for c in range(col // 32, -(-(col + cols) // 32))
+    )
+
+
+def _banks(accesses: Iterable[Access]) -> tuple[tuple[int, int], ...]:
+    found = set()
+    for access in accesses:
+        if access.buffer == "psum":
+            footprint = Footprint.of(access)
+            last = max(footprint.start, footprint.stop - 1) // PSUM_BANK_BYTES
+            for bank in range(footprint.start // PSUM_BANK_BYTES, last + 1):
+                found.add((access.storage, bank))
+    return tuple(sorted(found))
+
+
+class _Queues:
+    """Chooses stream and queue of each DMA."""
+
+    def __init__(self, constants: CostConstants) -> None:
+        self._constants = constants
+        self._turn: dict[Stream, int] = defaultdict(int)
+
+    def assign(self, record: Dma) -> tuple[Stream, Stream]:
+        """(issuing stream, queue)."""
+        core = record.core
+        indirect = any(a.indirect for a in (*record.writes, *record.reads))
+        trigger = record.trigger
+        if not trigger and (indirect or record.dge_mode == "swdge"):
+            trigger = _ENGINE_OF_SWDGE
+        if trigger:
+            mode = "swdge" if trigger == _ENGINE_OF_SWDGE else "hwdge"
+            return (core, trigger), (core, f"{trigger}.{mode}")
+        from_hbm, to_hbm = record.reads[0].buffer == "hbm", record.writes[0].buffer == "hbm"
+        direction = {
+            (True, False): "load",
+            (False, True): "store",
+            (True, True): "copy",
+            (False, False): "move",
+        }[from_hbm, to_hbm]
+        turn = self._turn[core, direction]
+        self._turn[core, direction] = (turn + 1) % self._constants.default_queues
+        queue = (core, f"{direction}.{turn}")
+        return queue, queue
+
+
+def _loop_streams(records: Sequence[Record], streams: Sequence[Stream]) -> dict[int, list[Stream]]:
+    """For each loop mark (by position), the streams with work inside that loop."""
+    result: dict[int, list[Stream]] = {}
+    open_marks: dict[int, list[tuple[list[int], dict[Stream, None]]]] = defaultdict(list)
+    for position, record in enumerate(records):
+        stack = open_marks[record.core]
+        if isinstance(record, LoopMark):
+            if record.edge == "begin":
+                stack.append(([], {}))
+            marks, used = stack[-1]
+            marks.append(position)
+            if record.edge == "end":
+                stack.pop()
+                if stack:
+                    stack[-1][1].update(used)
+                result.update({mark: list(used) for mark in marks})
+        elif stack:
+            stack[-1][1][streams[position]] = None
+    return result
+
+
+class _Builder:
+    """Adds the steps of a launch one record at a time."""
+
+    def __init__(self, constants: CostConstants) -> None:
+        self.constants = constants
+        self.steps: list[Step] = []
+        self._meetings: dict[tuple[str, int], Meeting] = {}
+        self._num_meetings: dict[tuple[str, int], int] = defaultdict(int)
+
+    def add(self, step: Step) -> None:
+        step.index = len(self.steps)
+        self.steps.append(step)
+
+    def instruction(
+        self, record: Instruction, stream: Stream, queue: Stream | None, edges: list[Edge]
+    ) -> None:
+        """Append the step of a compute instruction or of a DMA, with its meeting if it has one."""
+        c = self.constants
+        if isinstance(record, Dma):
+            payload = transfer(record, c)
+            slot = _issue(stream, payload, c)
+            step = Step(-1, stream, record, slot, edges, payload, queue)
+        else:
+            banks = _banks(record.reads), _banks(record.writes)
+            step = Step(-1, stream, record, occupancy(record, c), edges)
+            step.reads_banks, step.writes_banks = banks
+            if record.engine == "tensor":
+                step.quadrants = _quadrants(record)
+        if record.opcode in _MEETING_OPCODES:
+            # The n-th of one core meets the n-th of the other.
+            number = self._num_meetings[record.opcode, record.core]
+            self._num_meetings[record.opcode, record.core] = number + 1
+            meeting = self._meetings.setdefault((record.opcode, number), Meeting())
+            if record.opcode == "core_barrier":
+                meeting.extra_ns = c.core_barrier_ns
+            meeting.members.append(step)
+            step.meeting = meeting
+        self.add(step)
+
+    def loop_mark(self, mark: LoopMark, streams: list[Stream], edges: list[Edge]) -> None:
+        """Append one step per stream that the loop uses."""
+        trip_ns = self.constants.loop_iteration_ns if mark.edge == "iteration" else 0.0
+        shared = Meeting([], trip_ns, True)
+        for stream in streams:
+            meeting = shared if self.constants.loop_barrier else Meeting([], trip_ns, True)
+            step = Step(-1, stream, mark, _NO_TIME, edges, meeting=meeting)
+            meeting.members.append(step)
+            self.add(step)
+
+
+def _issue(stream: Stream, payload: Transfer, c: CostConstants) -> Occupancy:
+    """What issuing a DMA costs the stream that issues it."""
+    if stream[1] == "scalar":
+        # Hidden behind the engine's other work (documented): only the instruction slot.
+        slot = c.scalar_overhead_cycles / c.scalar_ghz
+        return Occupancy(slot, slot)
+    if stream[1] == "gpsimd":
+        cycles = c.gather_pool_cycles + c.gather_descriptor_cycles * payload.num_descriptors
+        return Occupancy(cycles / c.gpsimd_ghz, cycles / c.gpsimd_ghz)
+    return Occupancy(c.dma_issue_ns, c.dma_issue_ns)
+
+
+def plan(launch: Launch, constants: CostConstants, loops: bool = True) -> Plan:
+    """Steps of a launch. `loops=False` drops loop edges, as if loops were unrolled for free."""
+    builder = _Builder(constants)
+    queues = _Queues(constants)
+    records = launch.records
+    edges = hazards(records)
+    issue: list[Stream] = []
+    queue: list[Stream | None] = []
+    for record in records:
+        if isinstance(record, Dma):
+            stream, through = queues.assign(record)
+            issue.append(stream)
+            queue.append(through)
+        else:
+            engine = record.engine if isinstance(record, Instruction) else ""
+            issue.append((record.core, engine))
+            queue.append(None)
+    in_loop = _loop_streams(records, issue)
+    step_of: dict[int, int] = {}
+    for position, record in enumerate(records):
+        own = [Edge(step_of[e.producer], e.hazard) for e in edges[position]]
+        if isinstance(record, Instruction):
+            step_of[position] = len(builder.steps)
+            builder.instruction(record, issue[position], queue[position], own)
+        elif loops:
+            builder.loop_mark(record, in_loop[position], own)
+    streams: dict[Stream, list[Step]] = defaultdict(list)
+    for step in builder.steps:
+        streams[step.stream].append(step)
+    return Plan(builder.steps, dict(streams))
