@@ -1,5 +1,7 @@
 """A scheduler with vLLM V1 semantics for one full-attention KV cache group."""
 
+from .admission import Admission
+from .async_scheduler import AsyncScheduler
 from .config import SchedulerConfig
 from .errors import IntegrityError, RequestError
 from .output import (
@@ -12,8 +14,11 @@ from .output import (
 )
 from .pause_state import PauseState
 from .request import Request, RequestStatus
+from .scheduler import Scheduler
 
 __all__ = [
+    "Admission",
+    "AsyncScheduler",
     "CachedRequestData",
     "DraftTokenIds",
     "EngineCoreOutput",
@@ -24,6 +29,7 @@ __all__ = [
     "Request",
     "RequestError",
     "RequestStatus",
+    "Scheduler",
     "SchedulerConfig",
     "SchedulerOutput",
 ]

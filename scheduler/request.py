@@ -57,6 +57,7 @@ class Request:
         "async_tokens_to_discard",
         "block_hashes",
         "block_ids",
+        "blocks_due_at",
         "cache_salt",
         "eos_token_id",
         "is_prefill_chunk",
@@ -127,6 +128,7 @@ class Request:
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_cached_blocks = 0
+        self.blocks_due_at = 0
 
     def __repr__(self) -> str:
         return (
@@ -134,6 +136,20 @@ class Request:
             f"computed={self.num_computed_tokens}/{self.num_tokens}, "
             f"output={self.num_output_tokens}/{self.max_tokens})"
         )
+
+    def append_output_token(self, token_id: int) -> None:
+        """Add a sampled token."""
+        self.output_token_ids.append(token_id)
+        self.all_token_ids.append(token_id)
+        self.num_output_tokens += 1
+        self.num_tokens += 1
+
+    def truncate(self, num_tokens: int) -> None:
+        """Drop all but the first `num_tokens` known tokens; the prompt stays."""
+        del self.all_token_ids[num_tokens:]
+        del self.output_token_ids[num_tokens - self.num_prompt_tokens :]
+        self.num_output_tokens = num_tokens - self.num_prompt_tokens
+        self.num_tokens = num_tokens
 
     def is_finished(self) -> bool:
         """Whether the request is over."""

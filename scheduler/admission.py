@@ -1,0 +1,26 @@
+"""Why a waiting request waits."""
+
+from enum import Enum
+
+
+class Admission(Enum):
+    """Answer to "may this request start now?"; true only when it may."""
+
+    ADMITTED = "admitted"
+    PAUSED = "paused"
+    """The scheduler is paused."""
+    PREEMPTION = "preemption"
+    """This step had to preempt a running request."""
+    TOKEN_BUDGET = "token_budget"
+    """The step's tokens are spent, or too few are left for a prompt that may not be chunked."""
+    MAX_NUM_SEQS = "max_num_seqs"
+    """As many requests run as are allowed."""
+    KV_BLOCKS = "kv_blocks"
+    """Too few blocks are free."""
+    THROTTLED = "throttled"
+    """The caller asked to put prefills off."""
+    BEHIND = "behind"
+    """A request in front of it waits."""
+
+    def __bool__(self) -> bool:
+        return self is Admission.ADMITTED

@@ -1,0 +1,144 @@
+"""The physical blocks: which are free, in which order they are taken, and who counts on them."""
+
+from collections.abc import Iterator, Sequence
+
+from ..reference.paging import NULL_BLOCK_ID
+from .prefix_cache import PrefixCache
+from .transaction import Transaction
+
+
+class BlockPool:
+    """Reference counts and the free list of `num_blocks` blocks, the null block included.
+
+    The free list is a ring through `_next` and `_previous`, closed by the null block, which is
+    never free itself: `_next[NULL_BLOCK_ID]` is taken first. A cached block stays findable while it
+    is free; taking it for new tokens evicts it.
+    """
+
+    def __init__(
+        self, num_blocks: int, prefix_cache: PrefixCache | None, transaction: Transaction
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_free_blocks = num_blocks - 1
+        self.ref_counts = [0] * num_blocks
+        self._next = [(block + 1) % num_blocks for block in range(num_blocks)]
+        self._previous = [(block - 1) % num_blocks for block in range(num_blocks)]
+        self._prefix_cache = prefix_cache
+        self._transaction = transaction
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks that can be taken; cached ones that nobody uses count."""
+        return self.num_free_blocks
+
+    def free_list(self) -> Iterator[int]:
+        """Free blocks in the order in which they would be taken."""
+        block = self._next[NULL_BLOCK_ID]
+        while block != NULL_BLOCK_ID:
+            yield block
+            block = self._next[block]
+
+    def take(self, num_blocks: int) -> list[int]:
+        """Take `num_blocks` blocks from the head of the free list; their old content is evicted.
+
+        Raises ValueError when fewer are free.
+        """
+        if num_blocks > self.num_free_blocks:
+            raise ValueError(f"num_blocks={num_blocks}: only {self.num_free_blocks} are free")
+        following, ref_counts = self._next, self.ref_counts
+        blocks = []
+        block = NULL_BLOCK_ID
+        for _ in range(num_blocks):
+            block = following[block]
+            blocks.append(block)
+        after = following[block]
+        self._transaction.record(self._undo_take, blocks, after, self.num_free_blocks)
+        following[NULL_BLOCK_ID] = after
+        self._previous[after] = NULL_BLOCK_ID
+        self.num_free_blocks -= num_blocks
+        for block in blocks:
+            ref_counts[block] = 1
+        if (cache := self._prefix_cache) is not None:
+            block_hash = cache.block_hash
+            for block in blocks:
+                if block_hash[block] is not None:
+                    cache.evict(block)
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add an owner to each of `blocks`; those that were free leave the free list."""
+        following, previous, ref_counts = self._next, self._previous, self.ref_counts
+        shared: list[tuple[int, int, int]] = []
+        self._transaction.record(self._undo_share, shared, self.num_free_blocks)
+        for block in blocks:
+            shared.append((block, previous[block], following[block]))
+            if ref_counts[block] == 0:
+                following[previous[block]] = following[block]
+                previous[following[block]] = previous[block]
+                self.num_free_blocks -= 1
+            ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take an owner from each of a request's `blocks`, given in the order of its tokens.
+
+        Those without another owner become free: uncached ones at the head of the free list, cached
+        ones at its tail. The request's last block comes first in either case, since a prefix serves
+        more requests the shorter it is.
+        """
+        ref_counts = self.ref_counts
+        block_hash = None if self._prefix_cache is None else self._prefix_cache.block_hash
+        uncached, cached = [], []
+        for block in reversed(blocks):
+            if ref_counts[block] == 1:
+                if block_hash is None or block_hash[block] is None:
+                    uncached.append(block)
+                else:
+                    cached.append(block)
+        self._transaction.record(
+            self._undo_release,
+            blocks,
+            [ref_counts[block] for block in blocks],
+            self._next[NULL_BLOCK_ID],
+            self._previous[NULL_BLOCK_ID],
+            self.num_free_blocks,
+        )
+        for block in blocks:
+            ref_counts[block] -= 1
+        self._chain(NULL_BLOCK_ID, uncached, self._next[NULL_BLOCK_ID])
+        self._chain(self._previous[NULL_BLOCK_ID], cached, NULL_BLOCK_ID)
+        self.num_free_blocks += len(uncached) + len(cached)
+
+    def _chain(self, before: int, blocks: Sequence[int], after: int) -> None:
+        """Put `blocks` between `before` and `after`, two neighbours of the ring."""
+        following, previous = self._next, self._previous
+        for block in blocks:
+            following[before] = block
+            previous[block] = before
+            before = block
+        following[before] = after
+        previous[after] = before
+
+    def _undo_take(self, blocks: Sequence[int], after: int, num_free_blocks: int) -> None:
+        self._chain(NULL_BLOCK_ID, blocks, after)
+        for block in blocks:
+            self.ref_counts[block] = 0
+        self.num_free_blocks = num_free_blocks
+
+    def _undo_share(self, shared: Sequence[tuple[int, int, int]], num_free_blocks: int) -> None:
+        for block, before, after in reversed(shared):
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self._chain(before, (block,), after)
+        self.num_free_blocks = num_free_blocks
+
+    def _undo_release(
+        self,
+        blocks: Sequence[int],
+        ref_counts: Sequence[int],
+        head: int,
+        tail: int,
+        num_free_blocks: int,
+    ) -> None:
+        self._chain(tail, (NULL_BLOCK_ID,), head)
+        for block, count in zip(blocks, ref_counts, strict=True):
+            self.ref_counts[block] = count
+        self.num_free_blocks = num_free_blocks

@@ -1,0 +1,183 @@
+"""Blocks for requests: prefix hits, new blocks, caching of full blocks, giving all back."""
+
+from collections.abc import Sequence
+
+from ..reference.paging import num_blocks_for
+from .block_pool import BlockPool
+from .config import SchedulerConfig
+from .prefix_cache import PrefixCache, hash_full_blocks, root_hash
+from .request import Request
+from .transaction import Transaction
+
+
+class KVCacheManager:
+    """Gives requests their blocks, in vLLM's order; one full-attention KV cache group.
+
+    `Request.block_ids` is a request's block table, `num_cached_blocks` how many of its leading
+    blocks the prefix cache knows, and `blocks_due_at` the number of computed tokens from which
+    `allocate_slots` has something to do for it: the scheduler need not ask before.
+    """
+
+    def __init__(self, config: SchedulerConfig, transaction: Transaction) -> None:
+        self.block_size = config.block_size
+        self.max_model_len = config.max_model_len
+        self.num_lookahead_tokens = config.num_lookahead_tokens
+        self.watermark_blocks = int(config.watermark * config.num_blocks)
+        self.prefix_cache = (
+            PrefixCache(config.num_blocks, transaction) if config.enable_prefix_caching else None
+        )
+        self.block_pool = BlockPool(config.num_blocks, self.prefix_cache, transaction)
+        self.num_owners = 0
+        """Requests that own blocks."""
+        self._transaction = transaction
+        # The request for which the common prefix was counted, and the count.
+        self._common_prefix: tuple[Request, int] | None = None
+
+    def update_block_hashes(self, request: Request) -> None:
+        """Hash the blocks that the request's known tokens fill, if prefix caching is on."""
+        if self.prefix_cache is not None:
+            hashes = request.block_hashes
+            parent = hashes[-1] if hashes else root_hash(request.cache_salt)
+            hashes += hash_full_blocks(request.all_token_ids, self.block_size, parent, len(hashes))
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """Cached blocks that a request can start from.
+
+        The last token is always computed, so a hit ends before it.
+        """
+        if self.prefix_cache is None or request.skip_reading_prefix_cache:
+            return []
+        max_blocks = (request.num_tokens - 1) // self.block_size
+        return self.prefix_cache.find_longest_hit(request.block_hashes, max_blocks)
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hit_blocks: Sequence[int] = (),
+        *,
+        full_sequence_must_fit: bool = False,
+        keep_watermark: bool = False,
+    ) -> list[int] | None:
+        """Give the request slots for `num_new_tokens` more tokens and cache the blocks they fill.
+
+        `hit_blocks` come from `get_computed_blocks` for a request without blocks. Blocks are cached
+        before their tokens are computed, so requests of one step can share them. Returns the new
+        block ids (none may be needed), or None, nothing changed, when too few blocks are free:
+        with `keep_watermark` the configured share stays free, and with `full_sequence_must_fit`
+        all known tokens of the request must fit, not only the new ones.
+        """
+        pool, block_size = self.block_pool, self.block_size
+        num_computed = request.num_computed_tokens + len(hit_blocks) * block_size
+        num_owned = len(request.block_ids) + len(hit_blocks)
+        # Taking a hit that nobody uses shrinks the free list like taking a new block.
+        num_unused_hits = sum(pool.ref_counts[block] == 0 for block in hit_blocks)
+        num_available = pool.num_free_blocks - num_unused_hits
+        if keep_watermark:
+            num_available -= self.watermark_blocks
+
+        if full_sequence_must_fit:
+            num_tokens = min(request.num_tokens, self.max_model_len)
+            if max(num_blocks_for(num_tokens, block_size) - num_owned, 0) > num_available:
+                return None
+        num_slots = min(
+            num_computed + num_new_tokens + self.num_lookahead_tokens, self.max_model_len
+        )
+        num_new_blocks = max(num_blocks_for(num_slots, block_size) - num_owned, 0)
+        if num_new_blocks > num_available:
+            return None
+
+        if not request.block_ids:
+            self._add_owner(request, hit_blocks)
+        new_blocks = pool.take(num_new_blocks) if num_new_blocks else []
+        self._transaction.record(self._undo_append, request, num_owned, request.blocks_due_at)
+        request.block_ids += new_blocks
+        # Tokens that may be rejected or are not known yet have no final content.
+        self.cache_blocks(request, min(num_computed + num_new_tokens, request.num_tokens))
+        return new_blocks
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Let others find the request's blocks that its first `num_tokens` tokens fill."""
+        num_cached = request.num_cached_blocks
+        num_full = num_tokens // self.block_size
+        if self.prefix_cache is not None and num_full > num_cached:
+            self.prefix_cache.insert(
+                request.block_ids[num_cached:num_full], request.block_hashes[num_cached:num_full]
+            )
+            self._transaction.record(self._set_cached, request, num_cached, request.blocks_due_at)
+            request.num_cached_blocks = num_cached = num_full
+        due = len(request.block_ids) * self.block_size - self.num_lookahead_tokens + 1
+        if self.prefix_cache is not None:
+            due = min(due, (num_cached + 1) * self.block_size)
+        request.blocks_due_at = due
+
+    def free(self, request: Request) -> None:
+        """Take all blocks from a request; cached ones stay findable until they are taken."""
+        if not request.block_ids:
+            return
+        self._record_ownership(request)
+        self.block_pool.release(request.block_ids)
+        request.block_ids = []
+        request.num_cached_blocks = request.blocks_due_at = 0
+        self.num_owners -= 1
+        self._common_prefix = None
+
+    def get_num_common_prefix_blocks(self, request: Request) -> int:
+        """Leading blocks of `request` that every request with blocks shares.
+
+        Always 0 without prefix caching, as in vLLM.
+        """
+        if self.prefix_cache is None:
+            return 0
+        if self.num_owners == 1:
+            return len(request.block_ids)
+        if self._common_prefix is None or self._common_prefix[0] is not request:
+            ref_counts, count = self.block_pool.ref_counts, 0
+            for block in request.block_ids:
+                if ref_counts[block] != self.num_owners:
+                    break
+                count += 1
+            self._common_prefix = (request, count)
+        return self._common_prefix[1]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, nothing changed, while a request owns blocks."""
+        if self.num_owners:
+            return False
+        if self.prefix_cache is not None:
+            self.prefix_cache.clear()
+        return True
+
+    def _add_owner(self, request: Request, hit_blocks: Sequence[int]) -> None:
+        self._record_ownership(request)
+        self.block_pool.share(hit_blocks)
+        request.block_ids = list(hit_blocks)
+        request.num_cached_blocks = len(hit_blocks)
+        self.num_owners += 1
+        self._common_prefix = None
+
+    def _record_ownership(self, request: Request) -> None:
+        self._transaction.record(
+            self._set_ownership,
+            request,
+            request.block_ids,
+            request.num_cached_blocks,
+            request.blocks_due_at,
+            self.num_owners,
+        )
+
+    def _set_ownership(
+        self, request: Request, block_ids: list[int], num_cached: int, due: int, num_owners: int
+    ) -> None:
+        request.block_ids = block_ids
+        self._set_cached(request, num_cached, due)
+        self.num_owners = num_owners
+        self._common_prefix = None
+
+    def _set_cached(self, request: Request, num_cached: int, due: int) -> None:
+        request.num_cached_blocks = num_cached
+        request.blocks_due_at = due
+
+    def _undo_append(self, request: Request, num_blocks: int, due: int) -> None:
+        del request.block_ids[num_blocks:]
+        request.blocks_due_at = due

@@ -1,0 +1,133 @@
+"""Which block holds which prefix, by content."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from itertools import islice
+from struct import pack
+
+from .transaction import Transaction
+
+HASH_BYTES = 16
+_TOKEN_BYTES = 4
+MAX_TOKEN_ID = 2 ** (8 * _TOKEN_BYTES - 1) - 1
+"""Largest token id; tensors of token ids are int32."""
+
+
+def hash_full_blocks(
+    token_ids: Sequence[int], block_size: int, parent: bytes, num_hashed_blocks: int = 0
+) -> list[bytes]:
+    """Digests of the full blocks of `token_ids` after the first `num_hashed_blocks`.
+
+    A digest covers its block and, through `parent` (the digest before it, or `root_hash`),
+    everything in front of it. Equal digests stand for equal tokens: 128 bits of a cryptographic
+    hash, which Python's `hash` of a tuple is not, so no prompt can be made to hit another's blocks.
+    Raises struct.error for a token that is no 32-bit integer.
+    """
+    start = num_hashed_blocks * block_size
+    end = len(token_ids) // block_size * block_size
+    data = pack(f"<{end - start}i", *token_ids[start:end])
+    hashes = []
+    stride = block_size * _TOKEN_BYTES
+    for offset in range(0, len(data), stride):
+        parent = blake2b(parent + data[offset : offset + stride], digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+    return hashes
+
+
+def root_hash(cache_salt: str | None) -> bytes:
+    """Parent of a request's first block: requests of different salts share nothing."""
+    if cache_salt is None:
+        return bytes(HASH_BYTES)
+    return blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache_salt").digest()
+
+
+class PrefixCache:
+    """Digest to block and back. A digest may belong to several blocks; the earliest is found."""
+
+    def __init__(self, num_blocks: int, transaction: Transaction) -> None:
+        self.block_hash: list[bytes | None] = [None] * num_blocks
+        """Digest of each block's content, None when it is not cached."""
+        self._first: dict[bytes, int] = {}
+        self._others: dict[bytes, list[int]] = {}
+        self._transaction = transaction
+
+    def find_longest_hit(self, block_hashes: Iterable[bytes], max_blocks: int) -> list[int]:
+        """Blocks of the longest cached chain, at most `max_blocks` of them."""
+        find = self._first.get
+        hit = []
+        for digest in islice(block_hashes, max_blocks):
+            block = find(digest)
+            if block is None:
+                break
+            hit.append(block)
+        return hit
+
+    def insert(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Cache uncached blocks under their digests."""
+        block_hash, first = self.block_hash, self._first
+        self._transaction.record(self._undo_insert, blocks, digests)
+        for block, digest in zip(blocks, digests, strict=True):
+            block_hash[block] = digest
+            if digest in first:
+                self._others.setdefault(digest, []).append(block)
+            else:
+                first[digest] = block
+
+    def evict(self, block: int) -> None:
+        """Forget a cached block."""
+        digest = self.block_hash[block]
+        if digest is None:
+            raise ValueError(f"block={block} is not cached")
+        others = self._others.get(digest)
+        if self._first[digest] == block:
+            self._transaction.record(self._restore, block, digest, 0)
+            if others is None:
+                del self._first[digest]
+            else:
+                self._first[digest] = others.pop(0)
+        else:
+            assert others is not None
+            rank = 1 + others.index(block)
+            self._transaction.record(self._restore, block, digest, rank)
+            del others[rank - 1]
+        if others is not None and not others:
+            del self._others[digest]
+        self.block_hash[block] = None
+
+    def clear(self) -> None:
+        """Forget every block. Not undone by a transaction."""
+        self.block_hash[:] = [None] * len(self.block_hash)
+        self._first.clear()
+        self._others.clear()
+
+    def blocks_of(self, digest: bytes) -> list[int]:
+        """Blocks that hold `digest`, the one that is found first."""
+        if digest not in self._first:
+            return []
+        return [self._first[digest], *self._others.get(digest, ())]
+
+    @property
+    def num_digests(self) -> int:
+        """Different prefixes that can be found."""
+        return len(self._first)
+
+    def _undo_insert(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        for block, digest in zip(reversed(blocks), reversed(digests), strict=True):
+            if self.block_hash[block] is not None:
+                self._set_blocks(digest, self.blocks_of(digest)[:-1])
+                self.block_hash[block] = None
+
+    def _restore(self, block: int, digest: bytes, rank: int) -> None:
+        if self.block_hash[block] is None:
+            blocks = self.blocks_of(digest)
+            blocks.insert(rank, block)
+            self._set_blocks(digest, blocks)
+            self.block_hash[block] = digest
+
+    def _set_blocks(self, digest: bytes, blocks: list[int]) -> None:
+        self._first.pop(digest, None)
+        self._others.pop(digest, None)
+        if blocks:
+            self._first[digest] = blocks[0]
+        if len(blocks) > 1:
+            self._others[digest] = blocks[1:]

@@ -1,0 +1,83 @@
+"""Replay recorded traces and compare every decision: `python -m segattn.scheduler.replay FILE ...`.
+
+Prints the first difference of each failing trace and closes with `N passed, N failed`; the exit
+status is 0 only if none failed. A trace that cannot be replayed at all counts as failed.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .trace import Event, TraceDriver, read_traces
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay leaves its trace: the event's number and name, the field, both values."""
+
+    index: int
+    event: str
+    field: str
+    expected: object
+    got: object
+
+    def __str__(self) -> str:
+        return (
+            f"event {self.index} {self.event}, field {self.field}: "
+            f"expected {self.expected!r}, got {self.got!r}"
+        )
+
+
+def replay(trace: Mapping[str, Any]) -> Difference | None:
+    """Drive a scheduler of ours with the inputs of `trace`; the first difference, None if equal.
+
+    An exception that no event foresees is a difference too.
+    """
+    index, event = -1, ["start"]
+    try:
+        driver = TraceDriver(trace["kind"], trace["config"], trace.get("policy"))
+        for index, event in enumerate(trace["events"]):
+            found = _compare(index, event, driver.apply(event))
+            if found is not None:
+                return found
+    except Exception as error:  # any failure of the scheduler under test is the result
+        got = f"{type(error).__name__}: {error}"
+        return Difference(index, " ".join(map(str, event[:2])), "exception", None, got)
+    return None
+
+
+def _compare(index: int, expected: Event, got: Event) -> Difference | None:
+    name = " ".join(str(part) for part in expected[:2] if isinstance(part, str | int))
+    for place, (old, new) in enumerate(zip(expected, got, strict=False)):
+        if isinstance(old, dict) and isinstance(new, dict):
+            for field in [*old, *(key for key in new if key not in old)]:
+                if old.get(field) != new.get(field):
+                    return Difference(index, name, field, old.get(field), new.get(field))
+        elif old != new:
+            return Difference(index, name, f"element {place}", old, new)
+    if len(expected) != len(got):
+        return Difference(index, name, "elements", expected, got)
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of this module; the exit status."""
+    parser = argparse.ArgumentParser(prog="segattn.scheduler.replay", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a .jsonl.gz of traces")
+    passed = failed = 0
+    for path in parser.parse_args(arguments).files:
+        for trace in read_traces(path):
+            difference = replay(trace)
+            if difference is None:
+                passed += 1
+            else:
+                failed += 1
+                print(f"{path.name} {trace['id']}: {difference}")
+    print(f"{passed} passed, {failed} failed")
+    return 0 if failed == 0 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

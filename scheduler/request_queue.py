@@ -1,0 +1,124 @@
+"""Queues of waiting requests, first come first served or by priority."""
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterator
+
+from .request import Request
+
+
+class RequestQueue(ABC):
+    """Waiting requests in the order of their policy; names as in vLLM."""
+
+    @abstractmethod
+    def add_request(self, request: Request) -> None:
+        """Queue a request that came last."""
+
+    @abstractmethod
+    def prepend_request(self, request: Request) -> None:
+        """Queue a request that was already in its turn."""
+
+    @abstractmethod
+    def peek_request(self) -> Request:
+        """The request whose turn it is. IndexError when the queue is empty."""
+
+    @abstractmethod
+    def pop_request(self) -> Request:
+        """Remove and return the request whose turn it is. IndexError when the queue is empty."""
+
+    @abstractmethod
+    def remove_request(self, request: Request) -> None:
+        """Remove `request`. ValueError when it is not in the queue."""
+
+    @abstractmethod
+    def without(self, requests: Collection[Request]) -> "RequestQueue":
+        """A new queue with all but `requests`, in the same order."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]:
+        """Requests in the order of their turn."""
+
+    def prepend_requests(self, requests: "RequestQueue") -> None:
+        """Put the requests of another queue in front of this one, one by one, as vLLM does."""
+        for request in requests:
+            self.prepend_request(request)
+
+
+class FCFSRequestQueue(RequestQueue):
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+
+    def add_request(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def prepend_request(self, request: Request) -> None:
+        self._requests.appendleft(request)
+
+    def peek_request(self) -> Request:
+        return self._requests[0]
+
+    def pop_request(self) -> Request:
+        return self._requests.popleft()
+
+    def remove_request(self, request: Request) -> None:
+        self._requests.remove(request)
+
+    def without(self, requests: Collection[Request]) -> "FCFSRequestQueue":
+        queue = FCFSRequestQueue()
+        queue._requests.extend(r for r in self._requests if r not in requests)
+        return queue
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+
+class PriorityRequestQueue(RequestQueue):
+    """Smaller priority first, then earlier arrival, then smaller id; no one can jump the queue."""
+
+    def __init__(self) -> None:
+        # Ids are unique, so the comparison of two entries never reaches the requests.
+        self._heap: list[tuple[int, float, str, Request]] = []
+
+    def add_request(self, request: Request) -> None:
+        heapq.heappush(
+            self._heap, (request.priority, request.arrival_time, request.request_id, request)
+        )
+
+    def prepend_request(self, request: Request) -> None:
+        self.add_request(request)
+
+    def peek_request(self) -> Request:
+        return self._heap[0][-1]
+
+    def pop_request(self) -> Request:
+        return heapq.heappop(self._heap)[-1]
+
+    def remove_request(self, request: Request) -> None:
+        del self._heap[[entry[-1] for entry in self._heap].index(request)]
+        heapq.heapify(self._heap)
+
+    def without(self, requests: Collection[Request]) -> "PriorityRequestQueue":
+        queue = PriorityRequestQueue()
+        queue._heap = [entry for entry in self._heap if entry[-1] not in requests]
+        heapq.heapify(queue._heap)
+        return queue
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry[-1] for entry in sorted(self._heap))
+
+
+def create_request_queue(policy: str) -> RequestQueue:
+    """An empty queue of policy "fcfs" or "priority"."""
+    return PriorityRequestQueue() if policy == "priority" else FCFSRequestQueue()

@@ -1,0 +1,391 @@
+"""vLLM V1's scheduler for one full-attention KV cache group."""
+
+from .admission import Admission
+from .config import SchedulerConfig
+from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from .pause_state import PauseState
+from .request import Request, RequestStatus
+from .request_pool import RequestPool
+from .request_queue import RequestQueue
+from .step import Step
+from .stop import stop_reason, stop_status
+
+
+class Scheduler(RequestPool):
+    """Decides who computes how many tokens in each step, and in which blocks.
+
+    Every decision equals vLLM 0.24's. `schedule` and `update_from_output` alternate; a step counts
+    as computed when it is scheduled. A call that raises leaves every queue and block as before.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self.admission_stop = Admission.ADMITTED
+        """Why the latest step admitted no further request."""
+        self.admission_counts = dict.fromkeys(Admission, 0)
+        """Waiting requests by reason, summed over the steps."""
+        self._prefill_capacity_bound = False
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Decide the next step.
+
+        `throttle_prefills` puts prefills off while something decodes, as data-parallel serving asks
+        for, unless the latest admissions ended with requests still waiting.
+        """
+        with self._transaction:
+            self._record_step()
+            paused_all = self._pause_state is PauseState.PAUSED_ALL
+            step = Step(0 if paused_all else self.config.step_token_budget)
+            step.defer_prefills = throttle_prefills and self._can_defer_prefills()
+            # 1. Running requests, in the order of their admission.
+            self._schedule_running(step)
+            # 2. Waiting requests, unless memory is short already.
+            if step.preempted:
+                step.admission_stop = Admission.PREEMPTION
+            elif self._pause_state is not PauseState.UNPAUSED:
+                step.admission_stop = Admission.PAUSED
+            else:
+                self._schedule_waiting(step)
+            # 3. The output, with the counts from before the step.
+            output = self._make_output(step)
+            # 4. The scheduled tokens count as computed from here on.
+            self._advance(step)
+            self._note_step(step)
+            return output
+
+    def waiting_reasons(self) -> dict[str, Admission]:
+        """For each waiting request, in queue order, why the latest step did not admit it."""
+        reasons = dict.fromkeys((r.request_id for r in self.waiting), Admission.BEHIND)
+        if reasons:
+            reasons[next(iter(reasons))] = self.admission_stop
+        return reasons
+
+    def _schedule_running(self, step: Step) -> None:
+        running, budget, defer_prefills = self.running, step.token_budget, step.defer_prefills
+        threshold = self.config.long_prefill_token_threshold
+        # One position of the model stays for the token that will be sampled.
+        last_position = self.max_model_len - 1
+        scheduled, num_scheduled_tokens = step.running, step.num_scheduled_tokens
+        index = 0
+        while budget > 0 and index < len(running):
+            request = running[index]
+            index += 1
+            num_computed = request.num_computed_tokens
+            num_placeholders = request.num_output_placeholders
+            if (
+                num_placeholders
+                and num_computed + 2 - num_placeholders
+                >= request.num_prompt_tokens + request.max_tokens
+            ):
+                continue  # the step in flight is certain to finish it
+            if defer_prefills and request.is_prefill_chunk:
+                continue
+            num_new = (
+                request.num_tokens + len(request.spec_token_ids) + num_placeholders - num_computed
+            )
+            if 0 < threshold < num_new:
+                num_new = threshold
+            num_new = min(num_new, budget, last_position - num_computed)
+            if num_new <= 0:
+                continue
+            if num_computed + num_new >= request.blocks_due_at:
+                step.token_budget = budget
+                num_unscheduled = self._allocate_or_preempt(step, request, num_new)
+                if num_unscheduled is None:
+                    return
+                index -= num_unscheduled
+                budget = step.token_budget
+            scheduled.append(request)
+            num_scheduled_tokens[request.request_id] = num_new
+            budget -= num_new
+            if request.spec_token_ids:
+                self._schedule_drafts(step, request, num_new)
+        step.token_budget = budget
+
+    def _allocate_or_preempt(self, step: Step, request: Request, num_new: int) -> int | None:
+        """Give a running request its blocks, preempting others until they fit.
+
+        Returns how many requests lost the tokens that this step had given them; None when the
+        request itself had to go, which ends the running part of the step.
+        """
+        num_unscheduled = 0
+        while True:
+            new_blocks = self.kv_cache_manager.allocate_slots(request, num_new)
+            if new_blocks is not None:
+                if new_blocks:
+                    step.new_block_ids[request.request_id] = new_blocks
+                return num_unscheduled
+            victim = self._pop_victim()
+            num_unscheduled += step.unschedule(victim)
+            self._preempt(victim)
+            step.preempted.append(victim)
+            if victim is request:
+                return None
+
+    def _pop_victim(self) -> Request:
+        if self.policy == "priority":
+            # The first of the least important ones: the least important came last.
+            victim = max(self.running, key=lambda request: (request.priority, request.arrival_time))
+            self.running.remove(victim)
+            return victim
+        return self.running.pop()
+
+    def _schedule_drafts(self, step: Step, request: Request, num_new: int) -> None:
+        """Note the drafts among the scheduled tokens; drafts serve for one step only."""
+        num_drafts = (
+            num_new
+            + request.num_computed_tokens
+            - request.num_tokens
+            - request.num_output_placeholders
+        )
+        if num_drafts > 0:
+            step.spec_token_ids[request.request_id] = request.spec_token_ids[:num_drafts]
+        self._transaction.record(setattr, request, "spec_token_ids", request.spec_token_ids)
+        request.spec_token_ids = []
+
+    def _schedule_waiting(self, step: Step) -> None:
+        """Admit waiting requests in their order until one of them must wait."""
+        queue = self.waiting
+        stop = Admission.ADMITTED
+        while queue and stop is Admission.ADMITTED:
+            stop = self._admit(step, queue)
+        step.admission_stop = stop
+        if not step.defer_prefills:
+            self._prefill_capacity_bound = bool(queue)
+
+    def _admit(self, step: Step, queue: RequestQueue) -> Admission:
+        """Start the request whose turn it is, or say why it must wait."""
+        if step.token_budget == 0:
+            return Admission.TOKEN_BUDGET
+        if len(self.running) >= self.max_num_running_reqs:
+            return Admission.MAX_NUM_SEQS
+        if step.defer_prefills:
+            return Admission.THROTTLED
+        request = queue.peek_request()
+        hit_blocks = self.kv_cache_manager.get_computed_blocks(request)
+        # All known tokens, not the prompt alone: a resumed request computes its outputs again.
+        num_new = request.num_tokens - len(hit_blocks) * self.block_size
+        threshold = self.config.long_prefill_token_threshold
+        if 0 < threshold < num_new:
+            num_new = threshold
+        if num_new > step.token_budget:
+            if not self.config.enable_chunked_prefill:
+                return Admission.TOKEN_BUDGET
+            num_new = step.token_budget
+        new_blocks = self.kv_cache_manager.allocate_slots(
+            request,
+            num_new,
+            hit_blocks,
+            full_sequence_must_fit=self.config.scheduler_reserve_full_isl,
+            keep_watermark=bool(self.running),
+        )
+        if new_blocks is None:
+            return Admission.KV_BLOCKS
+        self._start(step, queue, len(hit_blocks) * self.block_size)
+        step.num_scheduled_tokens[request.request_id] = num_new
+        step.token_budget -= num_new
+        return Admission.ADMITTED
+
+    def _start(self, step: Step, queue: RequestQueue, num_hit_tokens: int) -> None:
+        """Move the request whose turn it is to the running ones."""
+        request = queue.peek_request()
+        self._record_request(request)
+        self._transaction.record(_put_back, queue, request)
+        queue.pop_request()
+        self.running.append(request)
+        step.admitted.append(request)
+        step.new_block_ids[request.request_id] = request.block_ids.copy()
+        if request.status is RequestStatus.PREEMPTED:
+            step.resumed_req_ids.add(request.request_id)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_hit_tokens
+
+    def _make_output(self, step: Step) -> SchedulerOutput:
+        num_common_prefix_blocks = (
+            self.kv_cache_manager.get_num_common_prefix_blocks(self.running[0])
+            if self.running
+            else 0
+        )
+        return step.make_output(
+            self._previously_scheduled,
+            num_common_prefix_blocks,
+            self.finished_req_ids,
+            self.num_spec_tokens,
+        )
+
+    def _advance(self, step: Step) -> None:
+        """Count the scheduled tokens as computed."""
+        requests = step.running + step.admitted
+        self._transaction.record(
+            _restore_progress,
+            requests,
+            [request.num_computed_tokens for request in requests],
+            [request.is_prefill_chunk for request in requests],
+        )
+        for request, num_new in zip(requests, step.num_scheduled_tokens.values(), strict=True):
+            request.num_computed_tokens += num_new
+            request.is_prefill_chunk = (
+                request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
+            )
+
+    def _record_step(self) -> None:
+        self._record_running()
+        self._transaction.record(
+            self._restore_step,
+            self.finished_req_ids,
+            self._previously_scheduled,
+            self._prefill_capacity_bound,
+            self.admission_stop,
+            self.admission_counts.copy(),
+        )
+
+    def _restore_step(
+        self,
+        finished_req_ids: set[str],
+        previously_scheduled: set[str],
+        prefill_capacity_bound: bool,
+        admission_stop: Admission,
+        admission_counts: dict[Admission, int],
+    ) -> None:
+        self.finished_req_ids = finished_req_ids
+        self._previously_scheduled = previously_scheduled
+        self._prefill_capacity_bound = prefill_capacity_bound
+        self.admission_stop = admission_stop
+        self.admission_counts = admission_counts
+
+    def _note_step(self, step: Step) -> None:
+        """Keep what the next step must know of this one."""
+        self._previously_scheduled = set(step.num_scheduled_tokens)
+        self.finished_req_ids = set()
+        self.admission_stop = step.admission_stop
+        if num_waiting := len(self.waiting):
+            self.admission_counts[step.admission_stop] += 1
+            self.admission_counts[Admission.BEHIND] += num_waiting - 1
+
+    def _can_defer_prefills(self) -> bool:
+        return not self._prefill_capacity_bound and any(
+            not request.is_prefill_chunk for request in self.running
+        )
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
+        """Take in the tokens of a step, end requests that they complete, and report both.
+
+        Requests that ended meanwhile are passed over. ValueError, nothing changed, when the output
+        lacks a scheduled request.
+        """
+        outputs = []
+        ended = []
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        with self._transaction:
+            sampled = self._match(scheduler_output, model_runner_output)
+            self._record_tokens([request for request, _ in sampled])
+            for request, tokens in sampled:
+                if request.request_id in drafts:
+                    self._reject_drafts(request, drafts[request.request_id], tokens)
+                new_tokens, status = self._accept_tokens(request, tokens)
+                if status is not None:
+                    self._end(request, status)
+                    request.stop_reason = stop_reason(request)
+                    ended.append(request)
+                if new_tokens:
+                    outputs.append(
+                        EngineCoreOutput(
+                            request.request_id,
+                            new_tokens,
+                            None if status is None else status.finish_reason,
+                            request.stop_reason,
+                        )
+                    )
+            self._forget(ended)
+        return outputs
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Set the drafts that the next step may schedule; a prompt in chunks takes none."""
+        drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
+        for request_id, tokens in list(drafts):
+            request = self.requests.get(request_id)
+            if request is not None:
+                request.spec_token_ids = [] if request.is_prefill_chunk else list(tokens)
+
+    def _match(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> list[tuple[Request, list[int]]]:
+        """Live requests of the step that got tokens, in scheduling order."""
+        by_id = dict(
+            zip(
+                model_runner_output.req_ids,
+                model_runner_output.sampled_token_ids,
+                strict=True,
+            )
+        )
+        sampled = []
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            tokens = by_id.get(request_id)
+            if tokens is None:
+                raise ValueError(
+                    f"model_runner_output.req_ids lacks {request_id!r}: "
+                    "must hold every request that the step scheduled"
+                )
+            if tokens:
+                sampled.append((request, tokens))
+        return sampled
+
+    def _reject_drafts(self, request: Request, drafts: list[int], tokens: list[int]) -> None:
+        """Take back the positions of drafts that the model did not accept."""
+        num_rejected = len(drafts) - (len(tokens) - 1)
+        self._record_request(request)
+        if request.num_computed_tokens > 0:
+            request.num_computed_tokens -= num_rejected
+        if request.num_output_placeholders > 0:
+            request.num_output_placeholders -= num_rejected
+
+    def _accept_tokens(
+        self, request: Request, tokens: list[int]
+    ) -> tuple[list[int], RequestStatus | None]:
+        """Append tokens up to the one that ends the request; these, and its status if it ends."""
+        for count, token in enumerate(tokens, 1):
+            request.append_output_token(token)
+            if request.num_tokens % self.block_size == 0:
+                self.kv_cache_manager.update_block_hashes(request)
+            status = stop_status(request, self.max_model_len)
+            if status is not None:
+                return tokens[:count], status
+        return tokens, None
+
+    def _record_tokens(self, requests: list[Request]) -> None:
+        self._transaction.record(
+            self._restore_tokens,
+            requests,
+            [request.num_tokens for request in requests],
+            [request.num_output_placeholders for request in requests],
+        )
+
+    def _restore_tokens(
+        self, requests: list[Request], num_tokens: list[int], num_output_placeholders: list[int]
+    ) -> None:
+        for request, count, placeholders in zip(
+            requests, num_tokens, num_output_placeholders, strict=True
+        ):
+            request.truncate(count)
+            del request.block_hashes[count // self.block_size :]
+            request.num_output_placeholders = placeholders
+
+
+def _restore_progress(
+    requests: list[Request], num_computed_tokens: list[int], is_prefill_chunk: list[bool]
+) -> None:
+    for request, computed, chunk in zip(
+        requests, num_computed_tokens, is_prefill_chunk, strict=True
+    ):
+        request.num_computed_tokens = computed
+        request.is_prefill_chunk = chunk
+
+
+def _put_back(queue: RequestQueue, request: Request) -> None:
+    if request not in queue:
+        queue.prepend_request(request)

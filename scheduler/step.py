@@ -1,0 +1,104 @@
+"""One scheduling step while it is being decided, and the output made of it."""
+
+from .admission import Admission
+from .output import CachedRequestData, NewRequestData, SchedulerOutput
+from .request import Request
+
+
+class Step:
+    """Decisions of one step, in the order in which they are made.
+
+    `new_block_ids` has an entry for each request that got blocks; it is the whole block table for
+    requests that are new or resumed.
+    """
+
+    __slots__ = (
+        "admission_stop",
+        "admitted",
+        "defer_prefills",
+        "new_block_ids",
+        "num_scheduled_tokens",
+        "preempted",
+        "resumed_req_ids",
+        "running",
+        "spec_token_ids",
+        "token_budget",
+    )
+
+    def __init__(self, token_budget: int) -> None:
+        self.token_budget = token_budget
+        self.defer_prefills = False
+        self.admission_stop = Admission.ADMITTED
+        self.running: list[Request] = []
+        self.admitted: list[Request] = []
+        self.resumed_req_ids: set[str] = set()
+        self.preempted: list[Request] = []
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self.new_block_ids: dict[str, list[int]] = {}
+        self.spec_token_ids: dict[str, list[int]] = {}
+
+    def unschedule(self, request: Request) -> bool:
+        """Take back the tokens of a running request that is preempted; False if it has none."""
+        request_id = request.request_id
+        if request_id not in self.num_scheduled_tokens:
+            return False
+        self.running.remove(request)
+        self.token_budget += self.num_scheduled_tokens.pop(request_id)
+        self.new_block_ids.pop(request_id, None)
+        self.spec_token_ids.pop(request_id, None)
+        return True
+
+    def make_output(
+        self,
+        previously_scheduled: set[str],
+        num_common_prefix_blocks: int,
+        finished_req_ids: set[str],
+        num_speculative_tokens: int,
+    ) -> SchedulerOutput:
+        """The output of the step, before its tokens count as computed.
+
+        Tokens of cached requests that are not in `previously_scheduled` are sent again.
+        """
+        new_block_ids = self.new_block_ids
+        resumed_req_ids = self.resumed_req_ids
+        new = [
+            NewRequestData(
+                request.request_id,
+                request.prompt_token_ids,
+                (new_block_ids.pop(request.request_id),),
+                request.num_computed_tokens,
+            )
+            for request in self.admitted
+            if request.request_id not in resumed_req_ids
+        ]
+        cached = self.running + [
+            request for request in self.admitted if request.request_id in resumed_req_ids
+        ]
+        req_ids = [request.request_id for request in cached]
+        by_id = {request_id: (blocks,) for request_id, blocks in new_block_ids.items()}
+        return SchedulerOutput(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=req_ids,
+                resumed_req_ids=resumed_req_ids,
+                new_token_ids=[],
+                all_token_ids={
+                    request.request_id: request.all_token_ids.copy()
+                    for request in cached
+                    if request.request_id not in previously_scheduled
+                },
+                new_block_ids=[by_id.get(request_id) for request_id in req_ids],
+                num_computed_tokens=[request.num_computed_tokens for request in cached],
+                num_output_tokens=[
+                    request.num_output_tokens + request.num_output_placeholders
+                    for request in cached
+                ],
+            ),
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
+            scheduled_spec_decode_tokens=self.spec_token_ids,
+            num_common_prefix_blocks=[num_common_prefix_blocks],
+            finished_req_ids=finished_req_ids,
+            preempted_req_ids={request.request_id for request in self.preempted},
+            num_spec_tokens_to_schedule=num_speculative_tokens,
+        )

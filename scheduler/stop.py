@@ -1,0 +1,27 @@
+"""When a request is over."""
+
+from .request import Request, RequestStatus
+
+
+def stop_status(request: Request, max_model_len: int) -> RequestStatus | None:
+    """Status that the request's latest output token ends it with, None when it goes on.
+
+    `min_tokens` comes first, as in vLLM 0.24: before that many outputs not even `max_model_len`
+    ends a request.
+    """
+    if request.num_output_tokens < request.min_tokens:
+        return None
+    token = request.output_token_ids[-1]
+    if token == request.eos_token_id or token in request.stop_token_ids:
+        return RequestStatus.FINISHED_STOPPED
+    if request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
+        return RequestStatus.FINISHED_LENGTH_CAPPED
+    return None
+
+
+def stop_reason(request: Request) -> int | None:
+    """The stop token that a stopped request ended with; the end-of-sequence token is none."""
+    if request.status is not RequestStatus.FINISHED_STOPPED:
+        return None
+    token = request.output_token_ids[-1]
+    return None if token == request.eos_token_id else token

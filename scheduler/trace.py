@@ -1,0 +1,243 @@
+"""Traces: JSON events that drive a scheduler, with what was observed after each.
+
+A trace is one object per line of a .jsonl.gz file: `kind` (base, async, neuron, neuron_async),
+`config` (keywords of SchedulerConfig), optionally `policy` (fields of NeuronPolicy; absent: the
+documented one) and `events`:
+
+* `["add", request]`, with "RequestError" as third element if it was refused
+* `["abort", ids, finished ids]`, `["reset", running 0|1, result, queues]`, `["pause", state]`
+* `["drafts", [[id, tokens], ...]]`
+* `["schedule", step, output and queues]`, or `["schedule", step, {"error": type}]`
+* `["update", step, sampled [[id, tokens], ...], outputs, requests and queues]`
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .async_scheduler import AsyncScheduler
+from .config import SchedulerConfig
+from .errors import RequestError
+from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from .pause_state import PauseState
+from .request import Request, RequestStatus
+from .scheduler import Scheduler
+
+Event = list[Any]
+
+EOS_OF_TRACES = 2
+"""End-of-sequence token of a request whose event names none."""
+
+CONFIG_DEFAULTS: Mapping[str, Any] = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 128,
+    "block_size": 16,
+    "num_blocks": 64,
+}
+
+
+def read_traces(path: Path) -> Iterator[dict[str, Any]]:
+    """The traces of a .jsonl.gz file."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def write_traces(path: Path, traces: Iterator[Mapping[str, Any]]) -> None:
+    """Write a .jsonl.gz file that `read_traces` reads; equal traces give equal bytes."""
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
+    ):
+        for trace in traces:
+            packed.write(json.dumps(trace, separators=(",", ":")).encode() + b"\n")
+
+
+def make_scheduler(
+    kind: str, config: Mapping[str, Any], policy: Mapping[str, Any] | None = None
+) -> Scheduler:
+    """The scheduler of a trace's kind and config. ValueError for an unknown kind."""
+    scheduler_config = SchedulerConfig(**{**CONFIG_DEFAULTS, **config})
+    match kind:
+        case "base":
+            return Scheduler(scheduler_config)
+        case "async":
+            return AsyncScheduler(scheduler_config)
+    raise ValueError(f"kind={kind!r}: must be base, async, neuron or neuron_async")
+
+
+def make_request(given: Mapping[str, Any]) -> Request:
+    """The request of an "add" event."""
+    return Request(
+        given["id"],
+        given["prompt"],
+        given["max_tokens"],
+        arrival_time=given.get("arrival", 0.0),
+        priority=given.get("priority", 0),
+        eos_token_id=given.get("eos", EOS_OF_TRACES),
+        stop_token_ids=given.get("stop", ()),
+        min_tokens=given.get("min_tokens", 0),
+        cache_salt=given.get("salt"),
+        skip_reading_prefix_cache=given.get("skip_read", False),
+    )
+
+
+class TraceDriver:
+    """A scheduler that consumes events: the engine loop of a trace.
+
+    An error of `schedule` is observed as `{"error": type}`; other errors are the caller's.
+    """
+
+    def __init__(
+        self, kind: str, config: Mapping[str, Any], policy: Mapping[str, Any] | None = None
+    ) -> None:
+        self.scheduler = make_scheduler(kind, config, policy)
+        self._in_flight: dict[int, SchedulerOutput] = {}
+        self._unreported: dict[str, Request] = {}
+
+    def apply(self, event: Event) -> Event:
+        """Perform the event's input part; the event with what this scheduler shows after it."""
+        name, *given = event
+        match name:
+            case "add":
+                return [name, *self._add(given[0])]
+            case "abort":
+                aborted = self.scheduler.finish_requests(given[0], RequestStatus.FINISHED_ABORTED)
+                return [name, given[0], aborted]
+            case "reset":
+                return [name, *self._reset(given[0])]
+            case "pause":
+                self.scheduler.set_pause_state(PauseState(given[0]))
+                return [name, given[0]]
+            case "drafts":
+                ids, tokens = zip(*given[0], strict=True) if given[0] else ((), ())
+                self.scheduler.update_draft_token_ids(DraftTokenIds(list(ids), list(tokens)))
+                return [name, given[0]]
+            case "schedule":
+                return [name, given[0], self._schedule(given[0])]
+            case "update":
+                return [name, given[0], given[1], self._update(given[0], given[1])]
+        raise ValueError(f"event={name!r}: no such event")
+
+    def _add(self, given: dict[str, Any]) -> Event:
+        request = make_request(given)
+        try:
+            self.scheduler.add_request(request)
+        except RequestError as error:
+            return [given, type(error).__name__]
+        self._unreported[request.request_id] = request
+        return [given]
+
+    def _reset(self, running: int) -> Event:
+        try:
+            result: bool | str = self.scheduler.reset_prefix_cache(bool(running))
+        except RuntimeError as error:
+            result = type(error).__name__
+        return [running, result, self._queues()]
+
+    def _schedule(self, step: int) -> dict[str, Any]:
+        try:
+            output = self.scheduler.schedule()
+        except RuntimeError as error:
+            return {"error": type(error).__name__}
+        self._in_flight[step] = output
+        return observe_output(output) | self._queues()
+
+    def _update(self, step: int, sampled: list[list[Any]]) -> dict[str, Any]:
+        model_output = ModelRunnerOutput(
+            [request_id for request_id, _ in sampled], [tokens for _, tokens in sampled]
+        )
+        outputs = self.scheduler.update_from_output(self._in_flight.pop(step), model_output)
+        seen = {
+            "outs": [_observe_core_output(output) for output in outputs],
+            "reqs": [_observe_request(request) for request in self.scheduler.requests.values()],
+        }
+        finished = {
+            request_id: request
+            for request_id, request in self._unreported.items()
+            if request.is_finished()
+        }
+        for request_id in finished:
+            del self._unreported[request_id]
+        if finished:
+            seen["finished"] = [_observe_end(request) for request in finished.values()]
+        return seen | self._queues()
+
+    def _queues(self) -> dict[str, Any]:
+        return {
+            "waiting": [request.request_id for request in self.scheduler.waiting],
+            "running": [request.request_id for request in self.scheduler.running],
+            "free": self.scheduler.num_free_blocks,
+        }
+
+
+def observe_output(output: SchedulerOutput) -> dict[str, Any]:
+    """The fields of a step as a trace shows them."""
+    cached = output.scheduled_cached_reqs
+    columns = zip(
+        cached.req_ids,
+        cached.num_computed_tokens,
+        cached.new_block_ids,
+        cached.num_output_tokens,
+        strict=True,
+    )
+    seen: dict[str, Any] = {
+        "new": [
+            [new.req_id, new.num_computed_tokens, new.block_ids[0]]
+            for new in output.scheduled_new_reqs
+        ],
+        "cached": [
+            [
+                request_id,
+                num_computed,
+                None if block_ids is None else block_ids[0],
+                num_output,
+                int(request_id in cached.resumed_req_ids),
+            ]
+            for request_id, num_computed, block_ids, num_output in columns
+        ],
+        "nst": [list(item) for item in output.num_scheduled_tokens.items()],
+        "total": output.total_num_scheduled_tokens,
+        "fin": sorted(output.finished_req_ids),
+        "pre": sorted(output.preempted_req_ids),
+        "common": output.num_common_prefix_blocks[0],
+        "alltok": sorted(cached.all_token_ids),
+    }
+    if output.scheduled_spec_decode_tokens:
+        seen["spec"] = [list(item) for item in output.scheduled_spec_decode_tokens.items()]
+    if output.num_scheduled_tokens_padded is not None:
+        seen["pad"] = [list(item) for item in output.num_scheduled_tokens_padded.items()]
+    return seen
+
+
+def _observe_core_output(output: EngineCoreOutput) -> list[Any]:
+    return [
+        output.request_id,
+        output.new_token_ids,
+        output.finish_reason,
+        output.stop_reason,
+    ]
+
+
+def _observe_request(request: Request) -> list[Any]:
+    return [
+        request.request_id,
+        request.status.name,
+        request.num_computed_tokens,
+        request.num_output_tokens,
+        request.num_output_placeholders,
+        request.num_preemptions,
+    ]
+
+
+def _observe_end(request: Request) -> list[Any]:
+    return [
+        request.request_id,
+        request.status.name,
+        request.status.finish_reason,
+        request.stop_reason,
+        request.output_token_ids.copy(),
+    ]
