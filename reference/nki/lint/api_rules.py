@@ -1,0 +1,224 @@
+"""Level 1: removed, renamed and deprecated API, and calls that do not fit a signature."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Iterator
+
+from . import api_tables as tables
+from . import signatures
+from .finding import Finding, Kind
+from .scope import Rule, Scope, literal_int
+
+_ENUM_PARAMETERS = {
+    "engine": "nisa.engine",
+    "dge_mode": "nisa.dge_mode",
+    "oob_mode": "nisa.oob_mode",
+    "reduce_cmd": "nisa.reduce_cmd",
+    "perf_mode": "nisa.matmul_perf_mode",
+    "dma_engine": "nisa.dma_engine",
+}
+_NAMED_CHANGES = (
+    (tables.REMOVED, Kind.REMOVED, "removed-api"),
+    (tables.UNSUPPORTED, Kind.REJECTED, "unsupported-api"),
+    (tables.DEPRECATED, Kind.DEPRECATED, "deprecated-api"),
+)
+
+
+def names(scope: Scope) -> Iterator[Finding]:
+    """Names that are gone, deprecated or unknown."""
+    for node in scope.nodes:
+        name = scope.module.nki_name(node)
+        if not name:
+            continue
+        for table, kind, rule in _NAMED_CHANGES:
+            if name in table:
+                change = table[name]
+                message = f"{_short(name)}: {change.what}"
+                yield scope.report(kind, rule, node, message, change.replacement)
+                break
+        else:
+            if not signatures.exists(name):
+                message = f"{_short(name)} is not part of NKI 0.6.0"
+                close = _closest(name.rpartition(".")[2], signatures.names(name.rpartition(".")[0]))
+                yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
+
+
+def keywords(scope: Scope) -> Iterator[Finding]:
+    """Keywords that are gone, or that no signature has (an error since 0.2.0)."""
+    for name, call in scope.calls:
+        signature = signatures.signature(name)
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                continue
+            label = f"{_short(name)}({keyword.arg}=)"
+            change = _keyword_change(name, keyword.arg)
+            if change is not None:
+                message = f"{label}: {change.what}"
+                yield scope.report(
+                    Kind.REMOVED, "removed-keyword", keyword, message, change.replacement
+                )
+            elif signature is not None and not _accepts(signature, keyword.arg):
+                use = _closest(keyword.arg, tuple(signature.parameters))
+                message = f"{label}: no such parameter"
+                yield scope.report(Kind.REJECTED, "unknown-keyword", keyword, message, use)
+
+
+def _keyword_change(name: str, keyword: str) -> tables.Change | None:
+    if (name, keyword) in tables.REMOVED_KEYWORDS:
+        return tables.REMOVED_KEYWORDS[name, keyword]
+    if name.startswith(("nki.isa.", "nki.language.")):
+        return tables.REMOVED_KEYWORDS.get(("", keyword))
+    return None
+
+
+def _accepts(signature: inspect.Signature, keyword: str) -> bool:
+    return keyword in signature.parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+    )
+
+
+def jit_options(scope: Scope) -> Iterator[Finding]:
+    """Options of nki.jit that raise or are ignored."""
+    for decorator in scope.function.decorator_list:
+        if scope.module.called(decorator) != "nki.jit" or not isinstance(decorator, ast.Call):
+            continue
+        for keyword in decorator.keywords:
+            key = ("nki.jit", keyword.arg or "")
+            message = f"nki.jit({keyword.arg}=)"
+            if key in tables.REMOVED_KEYWORDS:
+                change = tables.REMOVED_KEYWORDS[key]
+                text = f"{message}: {change.what}"
+                yield scope.report(Kind.REMOVED, "removed-keyword", keyword, text, change[1])
+            elif key in tables.DEPRECATED_KEYWORDS:
+                change = tables.DEPRECATED_KEYWORDS[key]
+                text = f"{message}: {change.what}"
+                yield scope.report(Kind.DEPRECATED, "deprecated-api", keyword, text, change[1])
+
+
+def missing_arguments(scope: Scope) -> Iterator[Finding]:
+    """Required arguments; without `dst` it is the return style that 0.2.0 removed."""
+    for name, call in scope.calls:
+        signature = signatures.signature(name)
+        if signature is None or _expands(call):
+            continue
+        given = {keyword.arg for keyword in call.keywords}
+        given |= set(list(signature.parameters)[: len(call.args)])
+        required = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        missing = [parameter for parameter in required if parameter not in given]
+        if "dst" in missing or (missing and _is_value(scope, call) and "dst" in required):
+            message = f"{_short(name)} without dst: return-style calls were removed in 0.2.0"
+            use = f"{_short(name)}(dst, ...) as a statement, with dst = nl.ndarray(...)"
+            yield scope.report(Kind.REMOVED, "missing-dst", call, message, use)
+        elif missing:
+            message = f"{_short(name)} without {', '.join(missing)}"
+            yield scope.report(Kind.REJECTED, "missing-argument", call, message)
+        if len(call.args) > len(signature.parameters):
+            message = f"{_short(name)} takes {len(signature.parameters)} arguments"
+            yield scope.report(Kind.REJECTED, "missing-argument", call, message)
+
+
+def _expands(call: ast.Call) -> bool:
+    return any(isinstance(item, ast.Starred) for item in call.args) or any(
+        item.arg is None for item in call.keywords
+    )
+
+
+def _is_value(scope: Scope, call: ast.Call) -> bool:
+    return not isinstance(scope.parent(call), ast.Expr)
+
+
+def argument_order(scope: Scope) -> Iterator[Finding]:
+    """Positional arguments in the order that 0.3.0 changed."""
+    for name, call in scope.calls:
+        if name == "nki.isa.affine_select" and _is_number(call.args[5:6]):
+            message = "nisa.affine_select with offset as the 3rd positional argument"
+            use = "(dst, pattern, channel_multiplier, on_true_tile, on_false_value, offset=...)"
+            yield scope.report(Kind.REMOVED, "argument-order", call, message, use)
+        operators = [scope.module.nki_name(argument) for argument in call.args[3:4]]
+        if name == "nki.isa.dma_compute" and "".join(operators).startswith("nki.language."):
+            message = "nisa.dma_compute with scales before reduce_op"
+            use = "(dst, srcs, reduce_op, scales=None, unique_indices=True)"
+            yield scope.report(Kind.REMOVED, "argument-order", call, message, use)
+
+
+def _is_number(arguments: list[ast.expr]) -> bool:
+    """Whether there is an argument and it is a number, as on_false_value is in the old order."""
+    return any(
+        isinstance(
+            argument.operand if isinstance(argument, ast.UnaryOp) else argument, ast.Constant
+        )
+        for argument in arguments
+    )
+
+
+def constants(scope: Scope) -> Iterator[Finding]:
+    """Buffers as strings and enums as integers are rejected since 0.3.0."""
+    for name, call in scope.calls:
+        for parameter, value in _bound(name, call):
+            if parameter == "buffer" and isinstance(value, ast.Constant):
+                if isinstance(value.value, str):
+                    message = f"buffer {value.value!r} as a string"
+                    use = f"nl.{value.value}"
+                    yield scope.report(Kind.REJECTED, "string-buffer", value, message, use)
+            elif parameter in _ENUM_PARAMETERS and literal_int(value) is not None:
+                message = f"integer {ast.unparse(value)} for {parameter}"
+                use = f"a member of {_ENUM_PARAMETERS[parameter]}"
+                yield scope.report(Kind.REJECTED, "integer-enum", value, message, use)
+
+
+def _bound(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Yield (parameter name, argument); positional ones need a known signature."""
+    signature = signatures.signature(name)
+    if signature is not None:
+        yield from zip(signature.parameters, call.args, strict=False)
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            yield keyword.arg, keyword.value
+
+
+def documented_failures(scope: Scope) -> Iterator[Finding]:
+    """Calls that the release notes list as failing on the device."""
+    for name, call in scope.calls:
+        arguments = dict(_bound(name, call))
+        if name == "nki.language.matmul":
+            transposed = arguments.get("transpose_x")
+            if not (isinstance(transposed, ast.Constant) and transposed.value is True):
+                message = "nl.matmul without transpose_x=True fails to compile"
+                use = "nl.matmul(x, y, transpose_x=True) with x transposed beforehand"
+                yield scope.report(Kind.REJECTED, "unsupported-api", call, message, use)
+        if name == "nki.language.power":
+            exponent = call.args[1] if len(call.args) > 1 else None
+            if isinstance(exponent, ast.Constant):
+                message = "nl.power(tile, scalar) fails to compile"
+                use = "nl.power(tile, tile), or nl.multiply"
+                yield scope.report(Kind.REJECTED, "unsupported-api", call, message, use)
+
+
+def _short(name: str) -> str:
+    """Return a full name the way kernels write it: nisa.dma_copy, nl.ndarray."""
+    for full, alias in (("nki.isa", "nisa"), ("nki.language", "nl"), ("nki.collectives", "ncc")):
+        if name.startswith(full + "."):
+            return alias + name.removeprefix(full)
+    return name
+
+
+def _closest(word: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return close[0] if close else ""
+
+
+RULES: tuple[Rule, ...] = (
+    names,
+    keywords,
+    jit_options,
+    missing_arguments,
+    argument_order,
+    constants,
+    documented_failures,
+)
