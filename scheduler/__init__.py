@@ -4,6 +4,8 @@ from .admission import Admission
 from .async_scheduler import AsyncScheduler
 from .config import SchedulerConfig
 from .errors import IntegrityError, RequestError
+from .neuron import SchedulerState
+from .neuron_scheduler import NeuronAsyncScheduler, NeuronScheduler
 from .output import (
     CachedRequestData,
     DraftTokenIds,
@@ -13,6 +15,7 @@ from .output import (
     SchedulerOutput,
 )
 from .pause_state import PauseState
+from .policy import NeuronPolicy
 from .request import Request, RequestStatus
 from .scheduler import Scheduler
 
@@ -24,6 +27,9 @@ __all__ = [
     "EngineCoreOutput",
     "IntegrityError",
     "ModelRunnerOutput",
+    "NeuronAsyncScheduler",
+    "NeuronPolicy",
+    "NeuronScheduler",
     "NewRequestData",
     "PauseState",
     "Request",
@@ -32,4 +38,5 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerOutput",
+    "SchedulerState",
 ]

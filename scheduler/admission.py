@@ -21,6 +21,16 @@ class Admission(Enum):
     """The caller asked to put prefills off."""
     BEHIND = "behind"
     """A request in front of it waits."""
+    DECODE_TURN = "decode_turn"
+    """Neuron: decodes have this step for themselves."""
+    PREFILL_RUNNING = "prefill_running"
+    """Neuron: another prompt is being prefilled."""
+    PREFILL_BATCH = "prefill_batch"
+    """Neuron: this step already starts a prefill."""
+    BLOCKED = "blocked"
+    """vLLM: it waits for a grammar, remote KV, an adapter or more input."""
+    NOT_SCHEDULED = "not_scheduled"
+    """vLLM: it was admitted, but the base scheduler could not schedule it."""
 
     def __bool__(self) -> bool:
         return self is Admission.ADMITTED

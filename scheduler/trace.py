@@ -20,8 +20,10 @@ from typing import Any
 from .async_scheduler import AsyncScheduler
 from .config import SchedulerConfig
 from .errors import RequestError
+from .neuron_scheduler import NeuronAsyncScheduler, NeuronScheduler
 from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from .pause_state import PauseState
+from .policy import NeuronPolicy
 from .request import Request, RequestStatus
 from .scheduler import Scheduler
 
@@ -61,11 +63,16 @@ def make_scheduler(
 ) -> Scheduler:
     """The scheduler of a trace's kind and config. ValueError for an unknown kind."""
     scheduler_config = SchedulerConfig(**{**CONFIG_DEFAULTS, **config})
+    neuron_policy = NeuronPolicy.documented() if policy is None else NeuronPolicy(**policy)
     match kind:
         case "base":
             return Scheduler(scheduler_config)
         case "async":
             return AsyncScheduler(scheduler_config)
+        case "neuron":
+            return NeuronScheduler(scheduler_config, neuron_policy)
+        case "neuron_async":
+            return NeuronAsyncScheduler(scheduler_config, neuron_policy)
     raise ValueError(f"kind={kind!r}: must be base, async, neuron or neuron_async")
 
 
@@ -144,7 +151,11 @@ class TraceDriver:
         except RuntimeError as error:
             return {"error": type(error).__name__}
         self._in_flight[step] = output
-        return observe_output(output) | self._queues()
+        seen = observe_output(output) | self._queues()
+        if isinstance(self.scheduler, NeuronScheduler):
+            seen["state"] = self.scheduler.state.value
+            seen["padtot"] = self.scheduler.total_padding_tokens
+        return seen
 
     def _update(self, step: int, sampled: list[list[Any]]) -> dict[str, Any]:
         model_output = ModelRunnerOutput(

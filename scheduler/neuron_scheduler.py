@@ -1,0 +1,52 @@
+"""The Neuron rules over this project's own schedulers."""
+
+from ..reference.paging import num_blocks_for
+from .admission import Admission
+from .async_scheduler import AsyncScheduler
+from .config import SchedulerConfig
+from .neuron import NeuronRules
+from .policy import NeuronPolicy, check_schedulable, num_blocks_needed
+from .request import Request
+from .scheduler import Scheduler
+
+_DEFAULT_POLICY = NeuronPolicy()
+
+
+class NeuronScheduler(NeuronRules, Scheduler):
+    """Scheduler for Neuron devices: one prefill chunk or a batch of decodes in each step."""
+
+    _is_async = False
+
+    def __init__(
+        self, config: SchedulerConfig, neuron_policy: NeuronPolicy = _DEFAULT_POLICY
+    ) -> None:
+        super().__init__(config)
+        self._init_neuron(neuron_policy, config.prefill_buckets, config.num_blocks)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        RequestError, nothing queued, when it is malformed, its id lives or, by policy, when it
+        could never finish.
+        """
+        if self.neuron_policy.refuse_unschedulable:
+            check_schedulable(request, self.config, self._is_async)
+        super().add_request(request)
+
+    def _max_concurrency(self, num_blocks: int) -> int:
+        return num_blocks // num_blocks_for(self.max_model_len, self.block_size)
+
+    def _num_blocks_needed(self, request: Request) -> int:
+        return num_blocks_needed(request, self.config, self._is_async)
+
+    def _defers_prefills(self, throttle_prefills: bool) -> bool:
+        return throttle_prefills and not self._prefill_capacity_bound
+
+    def _base_stop(self) -> Admission:
+        return self.admission_stop
+
+
+class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):
+    """Neuron scheduler that decides a step before the tokens of the one in flight are known."""
+
+    _is_async = True
