@@ -1,0 +1,223 @@
+"""`.ap`, vector_select, and the resolution of run-time addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .dtypes import ITEMSIZE, Array, dtype_name
+from .errors import NkiValidationError, OutOfBoundsError, at_kernel_line
+from .regions import SBUF
+from .registers import VirtualRegister
+from .storage import View
+
+if TYPE_CHECKING:
+    from .tensor import NkiTensor
+
+
+def ap(
+    t: NkiTensor,
+    pattern: Sequence[Sequence[int]],
+    offset: int | None,
+    scalar_offset: Any,
+    vector_offset: Any,
+    indirect_dim: int,
+    dtype: str | None,
+) -> NkiTensor:
+    """NkiTensor.ap.
+
+    Pattern and offset count elements of the flat storage, from the first element of the view. On
+    chip, a partition step that is no multiple of the storage's row but of the view's row counts
+    rows of the view (third-party kernels rely on both readings).
+    """
+    from .tensor import Dynamic, handle
+
+    layout = t.v.layout
+    name = layout.dtype if dtype is None else dtype_name(dtype)
+    shape = tuple(int(pair[1]) for pair in pattern)
+    strides = tuple(int(pair[0]) for pair in pattern)
+    if not shape or any(n < 1 for n in shape):
+        raise NkiValidationError(f".ap pattern {pattern}: every count must be at least 1")
+    move = 0 if offset is None else int(offset)
+    base = t.offset
+    if ITEMSIZE[name] != layout.itemsize:
+        base = _rescaled(base * layout.itemsize, ITEMSIZE[name], ".ap offset of the view")
+    if layout.on_chip:
+        row = t.storage.row_bytes // ITEMSIZE[name]
+        strides, move = _on_chip_pattern(t, name, shape, strides, move, row)
+    if t.dynamic is not None:
+        raise NkiValidationError(".ap on a view that has a run-time address already")
+    if scalar_offset is not None and vector_offset is not None:
+        raise NkiValidationError(".ap: scalar_offset and vector_offset exclude each other")
+    dynamic = None
+    if scalar_offset is not None or vector_offset is not None:
+        if not 0 <= indirect_dim < t.ndim:
+            raise NkiValidationError(f".ap indirect_dim {indirect_dim} of shape {t.shape}")
+        step = t.strides[indirect_dim]
+        if ITEMSIZE[name] != layout.itemsize:
+            step = _rescaled(step * layout.itemsize, ITEMSIZE[name], ".ap indirect stride")
+        if vector_offset is not None:
+            _check_vector(t, vector_offset, indirect_dim)
+            dynamic = Dynamic(vector_offset, step, vector=True, dim=0)
+            strides = (0,) + strides[1:]
+        else:
+            _check_scalar(scalar_offset)
+            if layout.on_chip and indirect_dim == 0:
+                raise NkiValidationError(
+                    ".ap scalar_offset with indirect_dim=0 on chip: the partition dimension "
+                    "cannot be dynamic; use a free dimension"
+                )
+            dynamic = Dynamic(scalar_offset, step, vector=False, dim=-1)
+    start = base + move
+    check_extent(t, name, shape, strides, start, first=1 if vector_offset is not None else 0)
+    return handle(t.storage, t.storage.view(name, shape, strides, start), dynamic)
+
+
+def _on_chip_pattern(
+    t: NkiTensor, name: str, shape: tuple[int, ...], strides: tuple[int, ...], move: int, row: int
+) -> tuple[tuple[int, ...], int]:
+    """Partition step and offset in storage elements; NkiValidationError for a partition stride."""
+    step = strides[0]
+    view_row = t.v.layout.free * t.v.layout.itemsize // ITEMSIZE[name]
+    if step % row == 0 or shape[0] == 1:
+        return strides, move
+    if step % view_row == 0:
+        partitions, inner = divmod(move, view_row)
+        return (step // view_row * row, *strides[1:]), partitions * row + inner
+    raise NkiValidationError(
+        f".ap pattern: partition step {step} of {t.name!r}; it must be {row}, the elements per "
+        "partition of the tile (0 repeats one partition)"
+    )
+
+
+def check_extent(
+    t: NkiTensor,
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    start: int,
+    first: int = 0,
+) -> None:
+    """NkiValidationError when a pattern leaves its storage; dimensions before `first` are free."""
+    low = high = start
+    for n, stride in zip(shape[first:], strides[first:], strict=True):
+        if stride >= 0:
+            high += (n - 1) * stride
+        else:
+            low += (n - 1) * stride
+    total = t.storage.nbytes // ITEMSIZE[dtype]
+    if low < 0 or high >= total:
+        raise NkiValidationError(
+            f".ap of {t.name!r}: elements {low}..{high} for a storage of {total} "
+            f"{dtype} elements; shape {shape}, strides {strides}, offset {start}"
+        )
+
+
+def _rescaled(nbytes: int, itemsize: int, what: str) -> int:
+    if nbytes % itemsize:
+        raise NkiValidationError(f"{what}: {nbytes} bytes is no multiple of {itemsize}")
+    return nbytes // itemsize
+
+
+def _check_scalar(index: Any) -> None:
+    from .tensor import NkiTensor
+
+    if isinstance(index, VirtualRegister):
+        return
+    if not isinstance(index, NkiTensor):
+        raise NkiValidationError(
+            f".ap scalar_offset is {type(index).__name__}; allowed: a register or a one-element "
+            "SBUF tensor"
+        )
+    if index.buffer is not SBUF or index.size != 1:
+        raise NkiValidationError(
+            f".ap scalar_offset {index.name!r} of shape {index.shape} in {index.buffer.value}; "
+            "allowed: one element in SBUF"
+        )
+
+
+def _check_vector(t: NkiTensor, index: Any, dim: int) -> None:
+    from .tensor import NkiTensor
+
+    if not isinstance(index, NkiTensor) or index.buffer is not SBUF:
+        raise NkiValidationError(".ap vector_offset must be an SBUF tensor of indices")
+    if index.dtype not in ("int32", "uint32"):
+        raise NkiValidationError(
+            f".ap vector_offset has dtype {index.dtype}; allowed: int32, uint32"
+        )
+    if t.v.layout.on_chip:
+        raise NkiValidationError(
+            f".ap vector_offset on {t.name!r} in {t.buffer.value}: only HBM tensors"
+        )
+    if dim != 0:
+        raise NkiValidationError(f".ap vector_offset with indirect_dim={dim}; allowed: 0")
+
+
+def vector_select(t: NkiTensor, dim: int, vector_offset: Any) -> NkiTensor:
+    """NkiTensor.vector_select."""
+    from .tensor import Dynamic, handle
+
+    if t.dynamic is not None:
+        raise NkiValidationError("vector_select on a view that has a run-time address already")
+    _check_vector(t, vector_offset, dim)
+    shape = (vector_offset.shape[0],) + t.shape[1:]
+    view = t.storage.view(t.dtype, shape, (0,) + t.strides[1:], t.offset)
+    return handle(t.storage, view, Dynamic(vector_offset, t.strides[0], vector=True, dim=0))
+
+
+def read_index(index: Any, instruction: str) -> int:
+    """The value of a register or a one-element tensor now."""
+    if isinstance(index, VirtualRegister):
+        return index.__index__()
+    if not index.v.known:
+        index.storage.check_written(index.v, instruction, "scalar_offset")
+    return int(index.v.array.reshape(-1)[0])
+
+
+def resolve(t: NkiTensor, instruction: str) -> View | None:
+    """The view at the run-time address of a scalar offset; None when it is out of bounds."""
+    dynamic = t.dynamic
+    assert dynamic is not None
+    layout = t.v.layout
+    start = t.v.offset + read_index(dynamic.index, instruction) * dynamic.step
+    last = start + sum((n - 1) * s for n, s in zip(layout.shape, layout.strides, strict=True))
+    if start < 0 or last >= t.storage.nbytes // layout.itemsize:
+        return None
+    return t.storage.view(layout.dtype, layout.shape, layout.strides, start)
+
+
+def out_of_bounds(t: NkiTensor, instruction: str, operand: str) -> OutOfBoundsError:
+    """The error for a scalar offset that leaves the tensor."""
+    dynamic = t.dynamic
+    assert dynamic is not None
+    index = read_index(dynamic.index, instruction)
+    num = t.storage.nbytes // t.v.layout.itemsize
+    return OutOfBoundsError(
+        f"{instruction}: operand {operand} {t.name!r}: scalar offset {index} x step "
+        f"{dynamic.step} leaves the {num} elements of the tensor; pass "
+        f"oob_mode=nisa.oob_mode.skip to dma_copy to leave such rows out{at_kernel_line()}"
+    )
+
+
+def row_indices(t: NkiTensor, instruction: str) -> tuple[Array, Array]:
+    """(indices, in range) of a vector offset, one per row of dimension 0, flattened by column."""
+    dynamic = t.dynamic
+    assert dynamic is not None
+    tile = dynamic.index
+    assert not isinstance(tile, VirtualRegister)
+    if not tile.v.known:
+        tile.storage.check_written(tile.v, instruction, "vector_offset")
+    rows = tile.v.array.reshape(tile.shape[0], -1).T.reshape(-1)
+    num = t.shape[0]
+    if rows.size < num:
+        raise NkiValidationError(
+            f"{instruction}: {rows.size} row indices for {num} rows of {t.name!r}"
+        )
+    indices = rows[:num].astype(np.int64)
+    layout = t.v.layout
+    inner = sum((n - 1) * s for n, s in zip(layout.shape[1:], layout.strides[1:], strict=True))
+    room = t.storage.nbytes // layout.itemsize - t.v.offset - inner
+    num_rows = -(-room // dynamic.step)
+    return indices, (indices >= 0) & (indices < num_rows)

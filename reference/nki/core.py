@@ -1,0 +1,93 @@
+"""The running cores: current core, its memories, accumulator registers and instruction count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from .dtypes import Array
+from .errors import NkiValidationError, kernel_line
+from .memory import Arena, check_capacity
+from .regions import PSUM, SBUF, MemoryRegion
+from .storage import Storage, Use
+
+if TYPE_CHECKING:
+    from .tensor import NkiTensor
+
+
+class Core:
+    """State of one physical NeuronCore during a launch."""
+
+    def __init__(self, index: int, num_cores: int, has_grid: bool) -> None:
+        self.index = index
+        self.num_cores = num_cores
+        self.has_grid = has_grid
+        self.count = 0
+        """Instructions executed."""
+        self.arenas: dict[MemoryRegion, Arena] = {}
+        self.uses: dict[MemoryRegion, list[Use]] = {SBUF: [], PSUM: []}
+        self.scalar_sum: Array | None = None
+        """Accumulator register of the Scalar Engine, [128] float32; None = not set."""
+        self.vector_sum: Array | None = None
+        """Accumulator register of the Vector Engine, [128] float32; None = not set."""
+        self.constants: dict[object, NkiTensor] = {}
+        """Tiles that one launch shares, e.g. identity matrices."""
+        self.switch: Callable[[], None] | None = None
+        """Hands over to the other core after an instruction."""
+        self.in_no_reorder = False
+        self.random = np.random.default_rng(0)
+
+    def arena(self, region: MemoryRegion) -> Arena:
+        """The memory in which tiles with an explicit address lie."""
+        found = self.arenas.get(region)
+        if found is None:
+            found = self.arenas[region] = Arena(region)
+        return found
+
+    def new_tile(self, region: MemoryRegion, partitions: int, row_bytes: int, name: str) -> Storage:
+        """An on-chip tile that the allocator may place anywhere."""
+        storage = Storage(
+            region,
+            np.empty(partitions * row_bytes, np.uint8),
+            partitions * row_bytes,
+            name=name,
+            row_bytes=row_bytes,
+            pitch=row_bytes,
+        )
+        storage.use = Use(row_bytes, name, kernel_line())
+        self.uses[region].append(storage.use)
+        return storage
+
+    def new_hbm(self, region: MemoryRegion, nbytes: int, name: str, identity: object) -> Storage:
+        """An HBM tensor; `identity` (shape, dtype) must agree between cores for shared_hbm."""
+        return Storage(region, np.empty(nbytes, np.uint8), nbytes, name=name)
+
+    def finish(self) -> None:
+        """Checks at the end of the kernel."""
+        for region, uses in self.uses.items():
+            check_capacity(region, uses)
+
+
+class Run:
+    """Which core executes now. One launch at a time in a process."""
+
+    __slots__ = ("core",)
+
+    def __init__(self) -> None:
+        self.core: Core | None = None
+
+
+RUN: Final = Run()
+
+
+def current() -> Core:
+    """The core that executes now. NkiValidationError outside a kernel."""
+    core = RUN.core
+    if core is None:
+        raise NkiValidationError(
+            "NKI instructions run inside a kernel only: decorate the function with nki.jit "
+            "and call it, or pass it to nki.simulate"
+        )
+    return core

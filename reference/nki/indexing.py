@@ -1,0 +1,184 @@
+"""`tensor[...]`, slice and select."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from .dtypes import ITEMSIZE, dtype_name
+from .errors import NkiValidationError
+from .layout import row_major
+from .nkiobject import NKIObject
+from .regions import ON_CHIP, MemoryRegion
+from .registers import VirtualRegister
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from .tensor import NkiTensor
+
+
+class DynamicSlice(NKIObject):
+    """`nl.ds(start, size)`: `size` elements from `start`, an int or a register."""
+
+    __slots__ = ("size", "start")
+
+    def __init__(self, start: SupportsIndex, size: SupportsIndex) -> None:
+        self.start = start.__index__()
+        self.size = size.__index__()
+
+
+def getitem(t: NkiTensor, key: Any) -> NkiTensor:
+    """NumPy-style view.
+
+    On chip an int on dimension 0 keeps it at size 1 and the result has at least two dimensions;
+    in HBM it has at least one (the last dropped dimension stays, with size 1). Slices clamp.
+    """
+    from .tensor import derive
+
+    layout = t.v.layout
+    keys = key if type(key) is tuple else (key,)
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        num_full = layout.ndim - len(keys) + 1
+        keys = keys[:at] + (slice(None),) * num_full + keys[at + 1 :]
+    if len(keys) > layout.ndim:
+        raise NkiValidationError(
+            f"index {key!r} has {len(keys)} entries for a tensor of shape {layout.shape}"
+        )
+    shape: list[int] = []
+    strides: list[int] = []
+    offset = t.v.offset
+    dropped = -1
+    dynamic = t.dynamic
+    for dim, (n, stride) in enumerate(zip(layout.shape, layout.strides, strict=True)):
+        if dim >= len(keys):
+            shape.append(n)
+            strides.append(stride)
+            continue
+        k = keys[dim]
+        if dynamic is not None and dim == dynamic.dim and k != slice(None):
+            raise NkiValidationError(
+                f"dimension {dim} of an indirect view takes part in the indirection "
+                "and cannot be sliced or selected"
+            )
+        if type(k) is slice:
+            start, stop, step = k.indices(n)
+            if step < 1:
+                raise NkiValidationError(f"slice {k} of dimension {dim}: step {step}; allowed >= 1")
+            shape.append(max(0, (stop - start + step - 1) // step))
+            strides.append(stride * step)
+            offset += start * stride
+        elif type(k) is DynamicSlice:
+            if k.start < 0 or k.start + k.size > n:
+                raise NkiValidationError(
+                    f"nl.ds({k.start}, {k.size}) leaves dimension {dim} of size {n}"
+                )
+            shape.append(k.size)
+            strides.append(stride)
+            offset += k.start * stride
+        else:
+            i = _integer(k, dim, n)
+            offset += i * stride
+            if dim == 0 and layout.on_chip:
+                shape.append(1)
+                strides.append(stride)
+            else:
+                dropped = dim
+    if 0 in shape:
+        raise NkiValidationError(
+            f"index {key!r} of a tensor of shape {layout.shape} selects nothing"
+        )
+    if dropped >= 0 and len(shape) < (2 if layout.on_chip else 1):
+        shape.append(1)
+        strides.append(layout.strides[dropped])
+    made = derive(t, tuple(shape), tuple(strides), offset)
+    if dynamic is not None and dynamic.dim > 0:
+        raise NkiValidationError("slice the tensor before the dynamic select, not after it")
+    return made
+
+
+def _integer(k: Any, dim: int, n: int) -> int:
+    if not isinstance(k, SupportsIndex):
+        raise NkiValidationError(
+            f"index {k!r} on dimension {dim}: allowed are integers, slices, Ellipsis, nl.ds and "
+            "registers; a tensor index is t.select(dim, tensor) or .ap(scalar_offset=...)"
+        )
+    i = k.__index__()
+    if i < -n or i >= n:
+        raise NkiValidationError(f"index {i} on dimension {dim} of size {n}")
+    return i + n if i < 0 else i
+
+
+def setitem(t: NkiTensor, key: Any, value: Any) -> None:
+    """`tensor[key] = value` copies a tensor of the same element count."""
+    from .isa.copies import store_into
+
+    store_into(getitem(t, key), value)
+
+
+def slice_dim(t: NkiTensor, dim: int, start: int, end: int, step: int) -> NkiTensor:
+    """NkiTensor.slice; NkiValidationError outside 0 <= start < end <= size, step >= 1."""
+    n = t.shape[_dimension(t, dim)]
+    if not (0 <= start < end <= n and step >= 1):
+        raise NkiValidationError(
+            f"slice(dim={dim}, start={start}, end={end}, step={step}): allowed is "
+            f"0 <= start < end <= {n} and step >= 1"
+        )
+    keys = [slice(None)] * t.ndim
+    keys[dim] = slice(start, end, step)
+    return getitem(t, tuple(keys))
+
+
+def select(t: NkiTensor, dim: int, index: Any) -> NkiTensor:
+    """NkiTensor.select with a static, register or tensor index."""
+    from .tensor import Dynamic, NkiTensor, derive, handle
+
+    dim = _dimension(t, dim)
+    if not isinstance(index, (NkiTensor, VirtualRegister)):
+        if not 0 <= index < t.shape[dim]:
+            raise NkiValidationError(
+                f"select(dim={dim}, index={index}): allowed is 0..{t.shape[dim] - 1}"
+            )
+        return getitem(t, (slice(None),) * dim + (index,))
+    if t.dynamic is not None:
+        raise NkiValidationError("select with a run-time index on a view that has one already")
+    if t.buffer in ON_CHIP and dim == 0:
+        raise NkiValidationError(
+            "select(dim=0) with a run-time index: the partition dimension of on-chip tensors "
+            "cannot be dynamic"
+        )
+    shape = t.shape[:dim] + t.shape[dim + 1 :]
+    strides = t.strides[:dim] + t.strides[dim + 1 :]
+    if len(shape) < (2 if t.buffer in ON_CHIP else 1):
+        shape, strides = shape + (1,), strides + (t.strides[dim],)
+    rest = derive(t, shape, strides, t.offset)
+    return handle(t.storage, rest.v, Dynamic(index, t.strides[dim], vector=False, dim=-1))
+
+
+def _dimension(t: NkiTensor, dim: int) -> int:
+    if not 0 <= dim < t.ndim:
+        raise NkiValidationError(f"dimension {dim} of a tensor with {t.ndim} dimensions")
+    return dim
+
+
+def wrap_storage(
+    shape: tuple[int, ...], dtype: str, storage: Any, buffer: MemoryRegion | str, name: str
+) -> NkiTensor:
+    """A row-major tensor on an existing storage (the NkiTensor constructor)."""
+    from .tensor import handle
+
+    if not isinstance(storage, Storage):
+        raise NkiValidationError(
+            f"NkiTensor needs a storage handle, got {type(storage).__name__}; "
+            "allocate tensors with nl.ndarray"
+        )
+    dtype = dtype_name(dtype)
+    shape = tuple(int(n) for n in shape)
+    strides = row_major(shape)
+    if shape[0] * strides[0] * ITEMSIZE[dtype] > storage.nbytes:
+        raise NkiValidationError(
+            f"a {dtype} tensor of shape {shape} does not fit the {storage.nbytes} bytes "
+            f"of storage {storage.name!r}"
+        )
+    if name:
+        storage.name = name
+    return handle(storage, storage.view(dtype, shape, strides, 0))

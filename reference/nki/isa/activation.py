@@ -1,0 +1,196 @@
+"""Scalar Engine: activation functions with scale, bias and a running sum."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ..activations import Activation, activation_of
+from ..core import current
+from ..dtypes import NUMPY, Array
+from ..errors import NkiValidationError
+from ..ops import NAMES
+from ..regions import NUM_PARTITIONS
+from ..strict import level, violation
+from ..tensor import NkiTensor
+from .enums import NkiInstruction, reduce_cmd
+from .execute import finish, fp32, operand_value, put, target
+from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
+from .reduce import check_command, read_sum
+from .vector import signature
+
+_F32: Final = frozenset({"float32"})
+_BIAS: Final = frozenset(NUMPY) - {"tfloat32"}
+_plans: dict[object, Activation] = {}
+
+
+def activation(
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    bias: Any = None,
+    scale: Any = 1.0,
+    reduce_op: Any = None,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Dst = op(data * scale + bias), and sums of the result (before the cast to dst) per row."""
+    return _activation("activation", dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
+
+
+def activation_reduce(
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    reduce_op: Any,
+    reduce_res: NkiTensor,
+    bias: Any = None,
+    scale: Any = 1.0,
+    name: str | None = None,
+) -> NkiInstruction:
+    """`activation` with reduce_cmd.reset_reduce and a read-out into reduce_res."""
+    return _activation(
+        "activation_reduce",
+        dst,
+        op,
+        data,
+        bias,
+        scale,
+        reduce_op,
+        reduce_res,
+        reduce_cmd.reset_reduce,
+    )
+
+
+def _activation(
+    opcode: str,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    bias: Any,
+    scale: Any,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None,
+    command: reduce_cmd,
+) -> NkiInstruction:
+    me = f"nisa.{opcode}"
+    key = (
+        signature(dst),
+        signature(data),
+        op,
+        signature(bias),
+        signature(scale),
+        reduce_op,
+        signature(reduce_res),
+        command,
+    )
+    function = _plans.get(key)
+    if function is None:
+        function = _plan(me, dst, op, data, bias, scale, reduce_op, reduce_res, command)
+        _plans[key] = function
+    layout = dst.v.layout
+    x = fp32(data, me, "data")
+    if x.shape != layout.shape:
+        x = x.reshape(layout.shape)
+    reads: tuple[NkiTensor, ...] = (data,)
+    factor = operand_value(scale, layout.ndim, me, "scale")
+    if type(scale) is NkiTensor:
+        reads = (data, scale)
+    term: Any = None
+    if bias is not None:
+        term = operand_value(bias, layout.ndim, me, "bias")
+        if type(bias) is NkiTensor:
+            reads = (*reads, bias)
+            if bias.storage.buffer is dst.storage.buffer:
+                term = term.copy()
+    out = target(dst, me).array if layout.plain else np.empty(layout.shape, np.float32)
+    scaled = x
+    if type(scale) is NkiTensor or factor != 1:
+        scaled = np.multiply(x, factor, out=out)
+    if term is not None:
+        scaled = np.add(scaled, term, out=out)
+    if function.limited:
+        _check_range(me, function, scaled)
+    out = function.apply(scaled, out=out)
+    writes: tuple[NkiTensor, ...] = (dst,)
+    sums = None
+    if command is not reduce_cmd.idle or reduce_res is not None:
+        sums = _accumulate(me, out, layout.start, layout.partitions, command)
+    if not layout.plain:
+        put(dst, out, me)
+    if reduce_res is not None:
+        assert sums is not None
+        put(reduce_res, sums.reshape(reduce_res.v.layout.shape), me)
+        writes = (dst, reduce_res)
+    return finish("scalar", opcode, writes, reads, function.name)
+
+
+def _accumulate(me: str, out: Array, start: int, partitions: int, command: reduce_cmd) -> Array:
+    """Run the reduce command and return the registers of these partitions."""
+    core = current()
+    rows = slice(start, start + partitions)
+    if core.scalar_sum is None:
+        core.scalar_sum = np.full(NUM_PARTITIONS, np.nan, np.float32)
+    registers = core.scalar_sum
+    if command is reduce_cmd.reset:
+        registers[rows] = 0
+    elif command is reduce_cmd.reset_reduce:
+        registers[rows] = np.add.reduce(out.reshape(partitions, -1), axis=1)
+    elif command is reduce_cmd.reduce:
+        before = read_sum(registers, rows, me)
+        registers[rows] = before + np.add.reduce(out.reshape(partitions, -1), axis=1)
+    else:
+        return read_sum(registers, rows, me).copy()
+    return registers[rows]
+
+
+def _check_range(me: str, function: Activation, x: Array) -> None:
+    """Rule "activation_range": inputs outside the documented valid range; NaN passes."""
+    if level("activation_range") == "off" or not x.size:
+        return
+    size = np.abs(x) if function.symmetric else x
+    outside = (size < function.low) | (size > function.high)
+    if outside.any():
+        sign = "+-" if function.symmetric else ""
+        violation(
+            "activation_range",
+            f"{me}: op nl.{function.name} gets {float(x[outside].reshape(-1)[0])!r} after scale "
+            f"and bias; valid inputs are {sign}[{function.low:g}, {function.high:g}]; clamp the "
+            "input or use a Vector Engine instruction",
+        )
+
+
+def _plan(
+    me: str,
+    dst: Any,
+    op: Any,
+    data: Any,
+    bias: Any,
+    scale: Any,
+    reduce_op: Any,
+    reduce_res: Any,
+    command: Any,
+) -> Activation:
+    function = activation_of(me, op)
+    out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
+    check_destination(me, dst)
+    check_same_size(me, "data", source, out)
+    for label, value, dtypes in (("scale", scale, _F32), ("bias", bias, _BIAS)):
+        if is_tensor(value):
+            check_vector(me, label, value, source.partitions, dtypes)
+        elif value is not None and not isinstance(value, (int, float, np.number)):
+            raise NkiValidationError(
+                f"{me}: {label} is {value!r}; allowed: a number or a [{source.partitions}, 1] tile"
+            )
+    if scale is None:
+        raise NkiValidationError(f"{me}: scale is None; allowed: a number or a tile")
+    check_command(me, command, None)
+    if command in (reduce_cmd.reduce, reduce_cmd.reset_reduce) and NAMES.get(reduce_op) != "add":
+        raise NkiValidationError(
+            f"{me}: reduce_op is {getattr(reduce_op, '__name__', reduce_op)!r}; allowed: nl.add"
+        )
+    if reduce_res is not None:
+        check_vector(me, "reduce_res", reduce_res, source.partitions)
+    return function

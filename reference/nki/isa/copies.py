@@ -1,0 +1,157 @@
+"""On-chip copies and fills: tensor_copy, memset, tensor_copy_predicated."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, INTEGERS, NUMPY, cast
+from ..errors import NkiValidationError
+from ..regions import ON_CHIP, PSUM
+from ..tensor import NkiTensor
+from ..trace import Engine
+from .enums import NkiInstruction, engine
+from .execute import finish, fp32, put, raw, target
+from .operands import (
+    check_destination,
+    check_not_both_psum,
+    check_same_size,
+    check_tile,
+    is_tensor,
+)
+from .vector import _choose_engine, signature
+
+_PREDICATES: Final = frozenset({"uint8", "uint16", "uint32"})
+_copies: dict[object, Any] = {}
+
+
+def tensor_copy(
+    dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
+    """Dst = src on chip; bit exact for one dtype, through fp32 between dtypes."""
+    me = "nisa.tensor_copy"
+    key = (signature(dst), signature(src), engine)
+    plan = _copies.get(key)
+    if plan is None:
+        plan = _copies[key] = _plan_copy(me, dst, src, engine)
+    chosen, same = plan
+    values = raw(src, me, "src") if same else fp32(src, me, "src")
+    shape = dst.v.layout.shape
+    if values.shape != shape:
+        values = values.reshape(shape)
+    if same:
+        np.copyto(target(dst, me).array, values)
+    else:
+        put(dst, values, me)
+    return finish(chosen, "tensor_copy", (dst,), (src,))
+
+
+def _plan_copy(me: str, dst: Any, src: Any, wanted: engine) -> tuple[Engine, bool]:
+    out, source = check_tile(me, "dst", dst), check_tile(me, "src", src)
+    check_destination(me, dst)
+    check_same_size(me, "src", source, out)
+    chosen = _choose_engine(me, wanted, (engine.vector, engine.scalar, engine.gpsimd), "vector")
+    if chosen == "gpsimd" and PSUM in (out.region, source.region):
+        raise NkiValidationError(
+            f"{me}: GpSimd cannot access PSUM; use the vector or scalar engine"
+        )
+    return chosen, out.dtype == source.dtype
+
+
+def memset(
+    dst: NkiTensor, value: Any, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
+    """Fill dst with a constant; integer tiles take integers."""
+    me = "nisa.memset"
+    key = (signature(dst), type(value), engine, "memset")
+    chosen = _copies.get(key)
+    if chosen is None:
+        chosen = _copies[key] = _plan_memset(me, dst, value, engine)
+    view = target(dst, me)
+    dtype = view.layout.dtype
+    if dtype in INTEGERS:
+        limits = np.iinfo(NUMPY[dtype]) if dtype != "bool_" else None
+        if limits is not None and not limits.min <= int(value) <= limits.max:
+            raise NkiValidationError(
+                f"{me}: value {value} for dtype {dtype}; allowed: {limits.min}..{limits.max}"
+            )
+        view.array.fill(value)
+    else:
+        view.array[...] = cast(np.asarray(value, np.float32), dtype)
+    return finish(chosen, "memset", (dst,), ())
+
+
+def _plan_memset(me: str, dst: Any, value: Any, wanted: engine) -> Engine:
+    out = check_tile(me, "dst", dst)
+    check_destination(me, dst)
+    if not isinstance(value, (bool, int, float, np.number)):
+        raise NkiValidationError(f"{me}: value is {value!r}; allowed: a number")
+    if out.dtype in INTEGERS and not isinstance(value, (bool, int, np.integer)):
+        raise NkiValidationError(
+            f"{me}: value {value!r} for a tile of dtype {out.dtype}; integer tiles take integers"
+        )
+    chosen = _choose_engine(me, wanted, (engine.vector, engine.gpsimd), "vector")
+    if chosen == "gpsimd" and out.region is PSUM:
+        raise NkiValidationError(f"{me}: GpSimd cannot access PSUM; use the vector engine")
+    return chosen
+
+
+def tensor_copy_predicated(
+    dst: NkiTensor,
+    src: Any,
+    predicate: NkiTensor,
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Dst = src where the predicate is nonzero (zero with reverse_pred); elsewhere untouched."""
+    me = "nisa.tensor_copy_predicated"
+    key = (signature(dst), signature(src), signature(predicate), "predicated")
+    if key not in _copies:
+        _copies[key] = _plan_predicated(me, dst, src, predicate)
+    shape = dst.v.layout.shape
+    where = raw(predicate, me, "predicate").reshape(shape) != 0
+    if reverse_pred:
+        where = ~where
+    reads: tuple[NkiTensor, ...] = (predicate,)
+    values: Any
+    if is_tensor(src):
+        values = raw(src, me, "src").reshape(shape)
+        reads = (src, predicate)
+    else:
+        values = cast(np.asarray(src, np.float32), dst.dtype)
+    if not where.all():
+        # untouched elements stay as they are, so they must be there
+        raw(dst, me, "dst")
+    np.copyto(target(dst, me).array, values, where=where)
+    return finish("vector", "tensor_copy_predicated", (dst,), reads)
+
+
+def _plan_predicated(me: str, dst: Any, src: Any, predicate: Any) -> bool:
+    out = check_tile(me, "dst", dst)
+    mask = check_tile(me, "predicate", predicate, dtypes=_PREDICATES)
+    check_destination(me, dst)
+    check_same_size(me, "predicate", mask, out)
+    if is_tensor(src):
+        source = check_tile(me, "src", src)
+        check_same_size(me, "src", source, out)
+        check_not_both_psum(me, src=source, predicate=mask)
+        if source.dtype != out.dtype:
+            raise NkiValidationError(
+                f"{me}: src has dtype {source.dtype}, dst {out.dtype}; they must be the same"
+            )
+    elif not isinstance(src, (int, float, np.number)):
+        raise NkiValidationError(f"{me}: src is {src!r}; allowed: a number or a tile")
+    return True
+
+
+def store_into(dst: NkiTensor, value: Any) -> None:
+    """`tensor[...] = value`: a DMA when either side is in HBM, else an on-chip copy or fill."""
+    from .dma import dma_copy
+
+    if not is_tensor(value):
+        memset(dst, float(value) if dst.dtype in FLOATS else value)
+    elif dst.buffer in ON_CHIP and value.buffer in ON_CHIP:
+        tensor_copy(dst, value)
+    else:
+        dma_copy(dst, value)

@@ -1,0 +1,179 @@
+"""Reading operands, writing results and finishing an instruction: the hot path of every run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from .. import trace
+from ..access_pattern import out_of_bounds, resolve
+from ..core import RUN, current
+from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
+from ..errors import NkiValidationError
+from ..storage import View
+from ..strict import level, violation
+from ..tensor import NkiTensor
+from .enums import NkiInstruction
+
+_F32: Final = np.dtype(np.float32)
+
+
+def view_of(t: NkiTensor, instruction: str, operand: str) -> View:
+    """The view an operand means now, at its run-time address."""
+    if t.dynamic is None:
+        return t.v
+    if t.dynamic.vector:
+        raise NkiValidationError(
+            f"{instruction}: operand {operand} has a vector_offset; only dma_copy, "
+            "dma_transpose and dma_compute gather rows"
+        )
+    view = resolve(t, instruction)
+    if view is None:
+        raise out_of_bounds(t, instruction, operand)
+    return view
+
+
+def raw(t: NkiTensor, instruction: str, operand: str) -> Array:
+    """The stored values of an operand that is read; reports unwritten bytes."""
+    view = t.v if t.dynamic is None else view_of(t, instruction, operand)
+    storage = t.storage
+    if storage.watch is not None:
+        storage.watch.before_read(storage, view, instruction, operand)
+    if not view.known:
+        storage.check_written(view, instruction, operand)
+    return view.array
+
+
+def fp32(t: NkiTensor, instruction: str, operand: str) -> Array:
+    """The values of an operand in float32, as the engines compute; do not modify."""
+    view = t.v if t.dynamic is None else view_of(t, instruction, operand)
+    storage = t.storage
+    if storage.watch is not None:
+        storage.watch.before_read(storage, view, instruction, operand)
+    if not view.known:
+        storage.check_written(view, instruction, operand)
+    array = view.array
+    if array.dtype is _F32:
+        return array
+    if view.f32_version == storage.version and view.f32 is not None:
+        return view.f32
+    shadow = array.astype(np.float32)
+    if view.layout.dtype in WIDE_INTEGERS:
+        check_exact(array, shadow, instruction, operand)
+    if view.layout.on_chip:
+        view.f32 = shadow
+        view.f32_version = storage.version
+    return shadow
+
+
+def check_exact(array: Array, shadow: Array, instruction: str, operand: str) -> None:
+    """Rule "inexact_integer": 32-bit integers that float32's 24 bits cannot hold."""
+    if level("inexact_integer") == "off":
+        return
+    lossy = shadow.astype(np.int64) != array
+    if lossy.any():
+        value = int(array[lossy].reshape(-1)[0])
+        violation(
+            "inexact_integer",
+            f"{instruction}: operand {operand} holds {value}, which fp32 arithmetic cannot "
+            "represent (24 bits); use tensor_tensor on int32/uint32 tiles in SBUF (exact on "
+            "GpSimd), bitwise operators, or smaller values",
+        )
+
+
+def check_exact_result(values: Array, dtype: str, instruction: str) -> None:
+    """Rule "inexact_integer" for fp32 results that go to a 32-bit integer destination."""
+    if dtype in WIDE_INTEGERS and values.size and np.abs(values).max() > 2**24:
+        violation(
+            "inexact_integer",
+            f"{instruction}: an integer result reaches {np.abs(values).max():.0f}, beyond the "
+            "2**24 that fp32 arithmetic represents exactly; use tensor_tensor on int32/uint32 "
+            "tiles in SBUF (exact on GpSimd) or smaller values",
+        )
+
+
+def operand_value(x: object, ndim: int, instruction: str, operand: str) -> Array | np.float32:
+    """A scalar or [P, 1] operand in float32, ready to broadcast against `ndim` dimensions."""
+    if isinstance(x, NkiTensor):
+        column = fp32(x, instruction, operand)
+        if column.ndim != ndim:
+            column = column.reshape((column.shape[0],) + (1,) * (ndim - 1))
+        return column
+    return np.float32(x)  # type: ignore[arg-type]  # validated: a number
+
+
+def target(t: NkiTensor, instruction: str) -> View:
+    """The view of a destination, marked as written by something other than a matmul sum."""
+    view = t.v if t.dynamic is None else view_of(t, instruction, "dst")
+    storage = t.storage
+    if storage.watch is not None:
+        storage.watch.before_write(storage, view, instruction)
+    psum = storage.psum
+    if psum is not None and psum.any_sum:
+        psum.overwrite(view, storage)
+    if not view.known:
+        storage.note_write(view)
+    storage.version += 1
+    return view
+
+
+def put(t: NkiTensor, values: Array, instruction: str) -> None:
+    """Cast float32 (or native) values to the destination's dtype and store them."""
+    view = target(t, instruction)
+    dtype = view.layout.dtype
+    if dtype in INTEGERS or dtype == "tfloat32":
+        values = cast(values, dtype)
+    np.copyto(view.array, values, casting="unsafe")
+
+
+def finish(
+    engine: trace.Engine,
+    opcode: str,
+    writes: tuple[NkiTensor, ...],
+    reads: tuple[NkiTensor, ...],
+    op: str = "",
+) -> NkiInstruction:
+    """Count the instruction, note the tiles it used, record it, let the other core run."""
+    number = account(writes, reads)
+    recorder = trace.active
+    if recorder is not None:
+        recorder.compute(
+            engine,
+            opcode,
+            current().index,
+            tuple([t.access for t in writes]),
+            tuple([t.access for t in reads]),
+            op,
+        )
+    return handed_over(number)
+
+
+def account(writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> int:
+    """Number this instruction and extend the live ranges of its tiles."""
+    core = RUN.core
+    if core is None:
+        core = current()
+    number = core.count
+    core.count = number + 1
+    for t in writes:
+        use = t.storage.use
+        if use is not None:
+            use.last = number
+            if use.first < 0:
+                use.first = number
+    for t in reads:
+        use = t.storage.use
+        if use is not None:
+            use.last = number
+    return number
+
+
+def handed_over(number: int) -> NkiInstruction:
+    """The instruction's handle, after the other core (if any) had its turn."""
+    core = RUN.core
+    if core is not None and core.switch is not None:
+        core.switch()
+    made: NkiInstruction = object.__new__(NkiInstruction)
+    made.handle = number
+    return made

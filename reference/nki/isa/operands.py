@@ -1,0 +1,160 @@
+"""Static rules that every operand of an on-chip instruction obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeGuard
+
+from ..errors import NkiValidationError
+from ..layout import Layout
+from ..regions import NUM_PARTITIONS, ON_CHIP, PSUM, SBUF, MemoryRegion
+from ..strict import violation
+from ..tensor import NkiTensor
+
+MAX_SBUF_FREE = 65535
+"""Elements per partition that the 16-bit size field of an SBUF pattern can count."""
+MAX_PSUM_FREE = 4096
+"""Elements per partition of a PSUM pattern: the 16 KiB of a partition in float32."""
+MAX_FREE_DIMS = 4
+
+
+def is_tensor(x: object) -> TypeGuard[NkiTensor]:
+    """Whether an operand is a tensor."""
+    return isinstance(x, NkiTensor)
+
+
+def check_tile(
+    instruction: str,
+    operand: str,
+    t: Any,
+    *,
+    regions: Collection[MemoryRegion] = ON_CHIP,
+    dtypes: Collection[str] | None = None,
+    why: str = "",
+) -> Layout:
+    """The layout of an on-chip operand after the rules common to all engines.
+
+    NkiValidationError names instruction, operand, value and limit.
+    """
+    where = f"{instruction}: operand {operand}"
+    if not isinstance(t, NkiTensor):
+        raise NkiValidationError(f"{where} is a {type(t).__name__}; allowed: an NkiTensor")
+    layout = t.v.layout
+    if layout.region not in regions:
+        allowed = ", ".join(sorted(r.value for r in regions))
+        raise NkiValidationError(
+            f"{where} {t.name!r} is in {layout.region.value}; allowed: {allowed}"
+            + (f" ({why})" if why else "")
+        )
+    if t.dynamic is not None and t.dynamic.vector:
+        raise NkiValidationError(
+            f"{where} has a vector_offset; only dma_copy, dma_transpose and dma_compute gather"
+        )
+    if dtypes is not None and layout.dtype not in dtypes:
+        raise NkiValidationError(
+            f"{where} {t.name!r} has dtype {layout.dtype}; allowed: {', '.join(sorted(dtypes))}"
+            + (f" ({why})" if why else "")
+        )
+    if layout.partitions > NUM_PARTITIONS:
+        raise NkiValidationError(
+            f"{where} {t.name!r} has {layout.partitions} partitions; limit {NUM_PARTITIONS}"
+        )
+    limit = MAX_PSUM_FREE if layout.region is PSUM else MAX_SBUF_FREE
+    if layout.free > limit:
+        raise NkiValidationError(
+            f"{where} {t.name!r} has {layout.free} elements per partition; limit {limit} in "
+            f"{layout.region.value}"
+        )
+    if num_free_dims(layout) > MAX_FREE_DIMS:
+        raise NkiValidationError(
+            f"{where} {t.name!r} needs {num_free_dims(layout)} free dimensions; "
+            f"limit {MAX_FREE_DIMS} (shape {layout.shape}, strides {layout.strides})"
+        )
+    check_start_partition(where, layout)
+    return layout
+
+
+def num_free_dims(layout: Layout) -> int:
+    """Free dimensions of the access pattern after merging those that form one run."""
+    num = 0
+    outer: int | None = None
+    for n, stride in zip(layout.shape[1:], layout.strides[1:], strict=True):
+        if n == 1:
+            continue
+        if outer != n * stride:
+            num += 1
+        outer = stride
+    return num
+
+
+def allowed_starts(num_partitions: int) -> tuple[int, ...]:
+    """First partitions that an access to this many partitions may have."""
+    if num_partitions > 64:
+        return (0,)
+    if num_partitions > 32:
+        return (0, 64)
+    return (0, 32, 64, 96)
+
+
+def check_start_partition(where: str, layout: Layout) -> None:
+    """Rule "start_partition" of the compute engines."""
+    starts = allowed_starts(layout.partitions)
+    if layout.start not in starts:
+        violation(
+            "start_partition",
+            f"{where}: {layout.partitions} partitions from partition {layout.start}; allowed "
+            f"start partitions: {', '.join(map(str, starts))}; move the data with dma_copy or "
+            "access whole quadrants",
+        )
+
+
+def check_destination(where: str, t: NkiTensor) -> None:
+    """A destination may not write one element twice."""
+    layout = t.v.layout
+    if any(s == 0 and n != 1 for s, n in zip(layout.strides, layout.shape, strict=True)):
+        raise NkiValidationError(
+            f"{where}: dst {t.name!r} has a broadcast dimension (shape {layout.shape}, strides "
+            f"{layout.strides}); a destination must visit each element once"
+        )
+
+
+def check_same_size(
+    instruction: str, operand: str, layout: Layout, dst: Layout, dst_name: str = "dst"
+) -> None:
+    """Same partitions and same elements per partition as the destination."""
+    if layout.partitions != dst.partitions or layout.free != dst.free:
+        raise NkiValidationError(
+            f"{instruction}: operand {operand} has shape {layout.shape} "
+            f"({layout.partitions} partitions x {layout.free}), {dst_name} has {dst.shape} "
+            f"({dst.partitions} x {dst.free}); both numbers must agree"
+        )
+
+
+def check_vector(
+    instruction: str,
+    operand: str,
+    t: Any,
+    partitions: int,
+    dtypes: Collection[str] | None = None,
+) -> Layout:
+    """A [partitions, 1] operand that is broadcast along the free dimensions."""
+    layout = check_tile(instruction, operand, t, dtypes=dtypes)
+    if layout.partitions != partitions or layout.free != 1:
+        raise NkiValidationError(
+            f"{instruction}: operand {operand} {t.name!r} has shape {layout.shape}; "
+            f"allowed: a scalar or [{partitions}, 1]"
+        )
+    return layout
+
+
+def check_not_both_psum(instruction: str, **operands: Layout) -> None:
+    """The engine reads at most one of these operands from PSUM."""
+    if all(layout.region is PSUM for layout in operands.values()):
+        raise NkiValidationError(
+            f"{instruction}: operands {' and '.join(operands)} are both in PSUM; at most one may "
+            "be: copy the other to SBUF with tensor_copy first"
+        )
+
+
+SBUF_ONLY = frozenset({SBUF})
+PSUM_ONLY = frozenset({PSUM})

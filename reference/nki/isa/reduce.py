@@ -1,0 +1,221 @@
+"""Reductions along the free dimensions on the Vector Engine, and its accumulator registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core import Core, current
+from ..dtypes import INTEGERS, Array
+from ..errors import NkiValidationError
+from ..ops import op_of, reduction_of
+from ..regions import NUM_PARTITIONS
+from ..strict import violation
+from ..tensor import NkiTensor
+from .enums import NkiInstruction, reduce_cmd
+from .execute import finish, fp32, operand_value, put, raw
+from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
+from .vector import _check_operand, signature
+
+_REDUCIBLE = ("add", "multiply", "maximum", "minimum")
+_reduces: dict[object, Any] = {}
+
+
+def tensor_reduce(
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    axis: int | tuple[int, ...] | list[int],
+    negate: bool = False,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Reduce the last free dimensions named by `axis`; `negate` multiplies the result by -1."""
+    me = "nisa.tensor_reduce"
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    key = (signature(dst), signature(data), op, axes, negate)
+    plan = _reduces.get(key)
+    if plan is None:
+        plan = _reduces[key] = _plan_reduce(me, dst, op, data, axes, negate)
+    found, reduced_axes, bitvec = plan
+    x = raw(data, me, "data") if bitvec else fp32(data, me, "data")
+    values = found.reduce(x, axis=reduced_axes)
+    if negate:
+        values = np.negative(values)
+    put(dst, values.reshape(dst.v.layout.shape), me)
+    return finish("vector", "tensor_reduce", (dst,), (data,), found.name)
+
+
+def _plan_reduce(
+    me: str, dst: Any, op: Any, data: Any, axes: tuple[int, ...], negate: bool
+) -> tuple[Any, tuple[int, ...], bool]:
+    out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
+    check_destination(me, dst)
+    found = reduction_of(me, op)
+    positive = tuple(sorted(a + source.ndim if a < 0 else a for a in axes))
+    if not positive or positive != tuple(range(positive[0], source.ndim)) or positive[0] < 1:
+        raise NkiValidationError(
+            f"{me}: axis {axes} of a tile with {source.ndim} dimensions; allowed: the last free "
+            "dimensions, contiguous, without the partition dimension 0"
+        )
+    kept = source.free
+    for a in positive:
+        kept //= source.shape[a]
+    if out.partitions != source.partitions or out.free != kept:
+        raise NkiValidationError(
+            f"{me}: dst has shape {out.shape}; needed {source.partitions} partitions and {kept} "
+            f"elements per partition for data {source.shape} over axis {axes}"
+        )
+    bitvec = found.kind == "bitvec"
+    if bitvec:
+        if negate:
+            raise NkiValidationError(f"{me}: negate goes with arithmetic operators only")
+        for label, layout in (("dst", out), ("data", source)):
+            if layout.dtype not in INTEGERS:
+                raise NkiValidationError(
+                    f"{me}: operand {label} has dtype {layout.dtype}; bitvec operators take "
+                    "integer dtypes"
+                )
+    return found, positive, bitvec
+
+
+def read_sum(core_sum: Array | None, rows: slice, instruction: str) -> Array:
+    """The accumulator registers of these partitions; rule "stale_accumulator" when not set."""
+    if core_sum is None or np.isnan(core_sum[rows]).all():
+        violation(
+            "stale_accumulator",
+            f"{instruction}: reduces onto accumulator registers that no earlier instruction of "
+            "this engine set; start the chain with reduce_cmd.reset_reduce (or reset)",
+        )
+    if core_sum is None:
+        return np.full(rows.stop - rows.start, np.nan, np.float32)
+    return core_sum[rows]
+
+
+def store_vector_sum(core: Core, rows: slice, values: Array) -> None:
+    """Set the Vector Engine's accumulator registers of these partitions."""
+    if core.vector_sum is None:
+        core.vector_sum = np.full(NUM_PARTITIONS, np.nan, np.float32)
+    core.vector_sum[rows] = values
+
+
+def accumulate_vector(
+    me: str,
+    rows: slice,
+    values: Array,
+    op: Any,
+    command: reduce_cmd,
+    init: Any,
+) -> Array:
+    """Run a reduce command of the Vector Engine: combine `values` [P] with its registers."""
+    core = current()
+    if command is reduce_cmd.idle:
+        # documented: an idle instruction may still change the registers
+        store_vector_sum(core, rows, np.full(values.shape, np.nan, np.float32))
+        return values
+    if command is reduce_cmd.reset:
+        store_vector_sum(core, rows, np.full(values.shape, op.identity, np.float32))
+        return values
+    if command is reduce_cmd.reduce:
+        values = op.apply(read_sum(core.vector_sum, rows, me), values)
+    elif command is reduce_cmd.load_reduce:
+        values = op.apply(init, values)
+    store_vector_sum(core, rows, values)
+    return values
+
+
+_scalar_reduces: dict[object, Any] = {}
+
+
+def tensor_scalar_reduce(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None = None,
+    reverse0: bool = False,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_init: Any = None,
+    reduce_res_negate: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Dst = data op0 operand0, and reduce it over the free dimensions into reduce_res [P, 1]."""
+    me = "nisa.tensor_scalar_reduce"
+    key = (
+        signature(dst),
+        signature(data),
+        op0,
+        signature(operand0),
+        reduce_op,
+        signature(reduce_res),
+        reverse0,
+        reduce_cmd,
+    )
+    plan = _scalar_reduces.get(key)
+    if plan is None:
+        plan = _plan_scalar_reduce(
+            me, dst, data, op0, operand0, reduce_op, reduce_res, reverse0, reduce_cmd, reduce_init
+        )
+        _scalar_reduces[key] = plan
+    first, reduction = plan
+    layout = dst.v.layout
+    x = fp32(data, me, "data").reshape(layout.shape)
+    a = None if operand0 is None else operand_value(operand0, layout.ndim, me, "operand0")
+    values = first.apply(x, a)
+    init = None
+    if reduce_init is not None:
+        init = operand_value(reduce_init, 2, me, "reduce_init")
+        init = init.reshape(-1) if init.ndim else init
+    sums = reduction.reduce(values.reshape(layout.partitions, -1), axis=1)
+    rows = slice(layout.start, layout.start + layout.partitions)
+    sums = accumulate_vector(me, rows, sums, reduction, reduce_cmd, init)
+    put(dst, values, me)
+    writes: tuple[NkiTensor, ...] = (dst,)
+    if reduce_res is not None:
+        put(reduce_res, (-sums if reduce_res_negate else sums).reshape(reduce_res.shape), me)
+        writes = (dst, reduce_res)
+    reads = (data, *(t for t in (operand0, reduce_init) if is_tensor(t)))
+    return finish("vector", "tensor_scalar_reduce", writes, reads, f"{first.name},{reduction.name}")
+
+
+def _plan_scalar_reduce(
+    me: str,
+    dst: Any,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reduce_op: Any,
+    reduce_res: Any,
+    reverse0: bool,
+    command: Any,
+    init: Any,
+) -> tuple[Any, Any]:
+    out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
+    check_destination(me, dst)
+    check_same_size(me, "data", source, out)
+    first, reduction = op_of(me, "op0", op0), reduction_of(me, reduce_op)
+    if first.kind == "bitvec":
+        raise NkiValidationError(f"{me}: op0 nl.{first.name}; arithmetic operators only")
+    if reduction.name not in _REDUCIBLE:
+        raise NkiValidationError(
+            f"{me}: reduce_op nl.{reduction.name}; allowed: {', '.join(_REDUCIBLE)}"
+        )
+    if reverse0:
+        raise NkiValidationError(f"{me}: reverse0=True is not supported; allowed: False")
+    _check_operand(me, "operand0", first, operand0, source.partitions)
+    if reduce_res is not None:
+        check_vector(me, "reduce_res", reduce_res, source.partitions)
+    check_command(me, command, init)
+    return first, reduction
+
+
+def check_command(me: str, command: Any, init: Any) -> None:
+    """load_reduce goes with an initial value, the other commands do not need one."""
+    if not isinstance(command, reduce_cmd):
+        raise NkiValidationError(
+            f"{me}: reduce_cmd {command!r}; allowed: members of nisa.reduce_cmd"
+        )
+    if command is reduce_cmd.load_reduce and init is None:
+        raise NkiValidationError(f"{me}: reduce_cmd.load_reduce needs an initial value")

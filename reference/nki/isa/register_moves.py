@@ -1,0 +1,97 @@
+"""Sequencer registers, and queries of the target."""
+
+from __future__ import annotations
+
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+
+from .. import trace
+from ..core import current
+from ..dtypes import INTEGERS, cast
+from ..errors import NkiValidationError
+from ..regions import HBM, SBUF
+from ..registers import VirtualRegister
+from ..tensor import NkiTensor
+from .enums import nc_version
+from .execute import account, handed_over, put, raw
+
+_REGIONS: Final = HBM | {SBUF}
+
+
+def register_alloc(x: int | None = None) -> VirtualRegister:
+    """A 32-bit register, uninitialised or holding the integer x."""
+    if x is not None and not isinstance(x, SupportsIndex):
+        raise NkiValidationError(
+            f"nisa.register_alloc: x is {type(x).__name__}; allowed: None or an integer "
+            "(load a tensor element with nisa.register_load)"
+        )
+    return VirtualRegister(None if x is None else x.__index__())
+
+
+def register_move(dst: VirtualRegister, src: SupportsIndex) -> None:
+    """Dst = src, an integer or a register."""
+    me = "nisa.register_move"
+    _register(me, "dst", dst).set(src.__index__(), me)
+    _record("register_move", (), ())
+
+
+def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
+    """Dst = the one element of src (integer dtype, HBM or SBUF)."""
+    me = "nisa.register_load"
+    _element(me, "src", src)
+    _register(me, "dst", dst).set(int(raw(src, me, "src").reshape(-1)[0]), me)
+    _record("register_load", (), (src,))
+
+
+def register_store(dst: NkiTensor, src: SupportsIndex) -> None:
+    """The one element of dst = src."""
+    me = "nisa.register_store"
+    _element(me, "dst", dst)
+    value = np.full(dst.v.layout.shape, src.__index__(), np.int64)
+    put(dst, value if dst.dtype in INTEGERS else cast(value, dst.dtype), me)
+    _record("register_store", (dst,), ())
+
+
+def _register(me: str, operand: str, x: Any) -> VirtualRegister:
+    if not isinstance(x, VirtualRegister):
+        raise NkiValidationError(
+            f"{me}: operand {operand} is {type(x).__name__}; allowed: a register"
+        )
+    return x
+
+
+def _element(me: str, operand: str, t: Any) -> None:
+    if not isinstance(t, NkiTensor) or t.size != 1:
+        raise NkiValidationError(
+            f"{me}: operand {operand} must be a tensor with one element, got "
+            f"{t.shape if isinstance(t, NkiTensor) else type(t).__name__}"
+        )
+    if t.buffer not in _REGIONS:
+        raise NkiValidationError(
+            f"{me}: operand {operand} is in {t.buffer.value}; allowed: HBM or SBUF"
+        )
+
+
+def _record(opcode: str, writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> None:
+    number = account(writes, reads)
+    recorder = trace.active
+    if recorder is not None:
+        recorder.compute(
+            "sync",
+            opcode,
+            current().index,
+            tuple(t.access for t in writes),
+            tuple(t.access for t in reads),
+        )
+    handed_over(number)
+
+
+def get_nc_version() -> nc_version:
+    """The generation of the target: trn2 is gen3."""
+    return nc_version.gen3
+
+
+def get_nc_sub_version() -> int:
+    """The silicon revision of the target."""
+    return 0

@@ -1,0 +1,191 @@
+"""Tensor creation in `nki.language`."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core import current
+from ..dtypes import FLOATS, ITEMSIZE, Array, cast, dtype_name
+from ..errors import NkiValidationError
+from ..isa.copies import memset
+from ..isa.execute import put
+from ..layout import row_major
+from ..nkiobject import _NkiMeta
+from ..regions import (
+    HBM,
+    NUM_PARTITIONS,
+    PSUM,
+    PSUM_PARTITION_BYTES,
+    SBUF,
+    SBUF_PARTITION_BYTES,
+    SHARED_HBM,
+    MemoryRegion,
+)
+from ..storage import Storage
+from ..tensor import NkiTensor, handle
+
+MAX_DIMS = 5
+"""Dimensions of a view (NKI language guide)."""
+
+
+class _NdarrayMeta(_NkiMeta):
+    """`nl.ndarray(...)` allocates; as a class it is NkiTensor, so it also serves as annotation."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NkiTensor:
+        return _allocate(*args, **kwargs)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, NkiTensor)
+
+
+class ndarray(NkiTensor, metaclass=_NdarrayMeta):  # noqa: N801  # NKI's name
+    """A new uninitialised tensor; `address` is (first partition, byte offset) on chip."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        shape: Any,
+        dtype: Any,
+        buffer: MemoryRegion = SBUF,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> None:
+        """Never runs: the metaclass allocates. It is here for the signature."""
+
+
+def _allocate(
+    shape: Any,
+    dtype: Any,
+    buffer: MemoryRegion = SBUF,
+    name: str = "",
+    address: tuple[int, int] | None = None,
+) -> NkiTensor:
+    dtype = dtype_name(dtype)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = tuple(n.__index__() for n in shape)
+    if not sizes or any(n < 1 for n in sizes):
+        raise NkiValidationError(f"nl.ndarray: shape {shape}; allowed: sizes of at least 1")
+    if not isinstance(buffer, MemoryRegion):
+        raise NkiValidationError(
+            f"nl.ndarray: buffer {buffer!r}; allowed: nl.sbuf, nl.psum, nl.private_hbm, "
+            "nl.shared_hbm (strings were removed in 0.3.0)"
+        )
+    itemsize = ITEMSIZE[dtype]
+    if buffer in HBM:
+        if address is not None:
+            raise NkiValidationError("nl.ndarray: address goes with on-chip buffers only")
+        storage = current().new_hbm(buffer, prod(sizes) * itemsize, name, (sizes, dtype))
+    else:
+        storage = _on_chip(sizes, itemsize, buffer, name, address)
+    return handle(storage, storage.view(dtype, sizes, row_major(sizes), 0))
+
+
+def _on_chip(
+    shape: tuple[int, ...],
+    itemsize: int,
+    buffer: MemoryRegion,
+    name: str,
+    address: tuple[int, int] | None,
+) -> Storage:
+    if len(shape) < 2:
+        shape = (*shape, 1)
+    partitions, row_bytes = shape[0], prod(shape[1:]) * itemsize
+    where = f"nl.ndarray: {buffer.value} tile {name!r} of shape {shape}"
+    if partitions > NUM_PARTITIONS:
+        raise NkiValidationError(f"{where}: {partitions} partitions; limit {NUM_PARTITIONS}")
+    limit = PSUM_PARTITION_BYTES if buffer is PSUM else SBUF_PARTITION_BYTES
+    if row_bytes > limit:
+        raise NkiValidationError(f"{where}: {row_bytes} bytes per partition; limit {limit}")
+    core = current()
+    if address is None:
+        return core.new_tile(buffer, partitions, row_bytes, name)
+    start, byte = address
+    return core.arena(buffer).tile(
+        partitions, row_bytes, (start.__index__(), byte.__index__()), name
+    )
+
+
+def full(
+    shape: Any, fill_value: Any, dtype: Any, buffer: MemoryRegion = SBUF, name: str = ""
+) -> NkiTensor:
+    """A new tensor filled with one value."""
+    made = _allocate(shape, dtype, buffer, name)
+    if made.dtype not in FLOATS:
+        fill_value = int(fill_value)
+    if made.v.layout.on_chip:
+        memset(made, fill_value)
+    else:
+        put(
+            made,
+            np.full(made.shape, fill_value, np.float32 if made.dtype in FLOATS else np.int64),
+            "nl.full",
+        )
+    return made
+
+
+def zeros(shape: Any, dtype: Any, buffer: MemoryRegion = SBUF, name: str = "") -> NkiTensor:
+    """A new tensor of zeros."""
+    return full(shape, 0, dtype, buffer, name)
+
+
+def ones(shape: Any, dtype: Any, buffer: MemoryRegion = SBUF, name: str = "") -> NkiTensor:
+    """A new tensor of ones."""
+    return full(shape, 1, dtype, buffer, name)
+
+
+def zeros_like(
+    x: NkiTensor, dtype: Any = None, buffer: MemoryRegion | None = None, name: str = ""
+) -> NkiTensor:
+    """Zeros with the shape (and dtype, buffer unless given) of x."""
+    return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+
+
+def empty_like(
+    x: NkiTensor, dtype: Any = None, buffer: MemoryRegion | None = None, name: str = ""
+) -> NkiTensor:
+    """An uninitialised tensor with the shape (and dtype, buffer unless given) of x."""
+    return _allocate(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+
+
+def rand(shape: Any, dtype: Any, buffer: MemoryRegion = SBUF, name: str = "") -> NkiTensor:
+    """Uniform values in [0, 1) from the seed of `random_seed`."""
+    made = _allocate(shape, dtype, buffer, name)
+    put(made, current().random.random(made.shape, np.float32), "nl.rand")
+    return made
+
+
+def random_seed(seed: Any) -> None:
+    """Seed the generator of rand and dropout with an int or a one-element tensor."""
+    value = seed.numpy().reshape(-1)[0] if isinstance(seed, NkiTensor) else seed
+    current().random = np.random.default_rng(int(value) & 0xFFFFFFFF)
+
+
+def shared_constant(constant: Any) -> NkiTensor:
+    """A shared_hbm tensor with the contents of an array or of a .npy file."""
+    array: Array = np.load(constant) if isinstance(constant, (str, Path)) else np.asarray(constant)
+    dtype = dtype_name(array.dtype)
+    shape = array.shape or (1,)
+    flat = np.ascontiguousarray(array).reshape(-1).copy()
+    storage = Storage(SHARED_HBM, flat.view(np.uint8), flat.nbytes, name="constant", written=True)
+    return handle(storage, storage.view(dtype, shape, row_major(shape), 0))
+
+
+def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: NkiTensor | None = None) -> NkiTensor:
+    """The n x n identity in SBUF, one per dtype and launch; or written into `dst`."""
+    dtype = dtype_name(dtype) if dst is None else dst.dtype
+    identity = cast(np.eye(n, dtype=np.float32), dtype)
+    if dst is not None:
+        put(dst, identity, "nl.shared_identity_matrix")
+        return dst
+    constants = current().constants
+    key = ("identity", n, dtype)
+    found = constants.get(key)
+    if found is None:
+        found = constants[key] = _allocate((n, n), dtype, SBUF, f"identity_{n}_{dtype}")
+        put(found, identity, "nl.shared_identity_matrix")
+    return found

@@ -1,0 +1,86 @@
+"""`nl.load`, `nl.store` and other functions that move data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import NkiValidationError
+from ..isa.dma import dma_copy
+from ..isa.matmul import nc_matmul, nc_transpose
+from ..regions import ON_CHIP, PSUM
+from ..tensor import NkiTensor, derive
+from .creation import _allocate
+
+
+def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """A new SBUF tile with the values of an HBM tensor; a 1-D tensor becomes [n, 1]."""
+    made = _allocate(src.shape, dtype or src.dtype)
+    dma_copy(made, src)
+    return made
+
+
+def store(dst: NkiTensor, value: NkiTensor) -> None:
+    """Write an SBUF tile to an HBM tensor."""
+    dma_copy(dst, value)
+
+
+def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """A new SBUF tile with the transpose of a 2-D HBM tensor."""
+    if src.ndim != 2:
+        raise NkiValidationError(f"nl.load_transpose2d: src has shape {src.shape}; allowed: 2-D")
+    made = _allocate((src.shape[1], src.shape[0]), dtype or src.dtype)
+    dma_copy(made, src.permute((1, 0)))
+    return made
+
+
+def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """The transpose of a 2-D tile: through PSUM for tiles beyond 32 x 32."""
+    small = x.shape[0] <= 32 and x.v.layout.free <= 32
+    made = _allocate((x.v.layout.free, x.shape[0]), dtype or x.dtype, x.buffer if small else PSUM)
+    nc_transpose(made, x)
+    return made
+
+
+def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
+    """X @ y (x.T @ y with transpose_x) as a new PSUM tile."""
+    stationary = x
+    if not transpose_x:
+        from ..isa.copies import tensor_copy
+
+        flipped = transpose(x)
+        stationary = _allocate(flipped.shape, x.dtype)
+        tensor_copy(stationary, flipped)
+    made = _allocate((stationary.v.layout.free, y.v.layout.free), "float32", PSUM)
+    nc_matmul(made, stationary, y)
+    return made
+
+
+def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
+    """X with a dimension of size 1 inserted at `axis`."""
+    return x.expand_dim(axis + x.ndim + 1 if axis < 0 else axis)
+
+
+def broadcast_to(x: NkiTensor, shape: tuple[int, ...], dtype: Any = None) -> NkiTensor:
+    """A view of x with size-1 dimensions repeated; same rank."""
+    shape = tuple(shape)
+    if len(shape) != x.ndim:
+        raise NkiValidationError(
+            f"nl.broadcast_to: shape {shape} for a tensor of shape {x.shape}; the rank must agree"
+        )
+    for n, m in zip(x.shape, shape, strict=True):
+        if n not in (1, m):
+            raise NkiValidationError(f"nl.broadcast_to: {x.shape} does not broadcast to {shape}")
+    strides = tuple(
+        0 if n == 1 and m != 1 else s for n, m, s in zip(x.shape, shape, x.strides, strict=True)
+    )
+    return derive(x, shape, strides, x.offset)
+
+
+def is_hbm(buffer: Any) -> bool:
+    """Whether the buffer is in HBM."""
+    return not is_on_chip(buffer)
+
+
+def is_on_chip(buffer: Any) -> bool:
+    """Whether the buffer is SBUF or PSUM."""
+    return buffer in ON_CHIP

@@ -1,0 +1,81 @@
+"""nki.jit and nki.simulate: run a kernel on one core (or two, kernel[2])."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import trace
+from .arguments import Arguments
+from .core import RUN, Core
+from .errors import NkiValidationError
+
+
+class Kernel:
+    """A kernel function; `kernel(args)` runs on one core, `kernel[n](args)` on n = 1 or 2."""
+
+    def __init__(self, function: Callable[..., Any], num_cores: int | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.num_cores = num_cores
+
+    def __getitem__(self, num_cores: Any) -> Kernel:
+        """The kernel on a grid of cores; trn2 has 1 or 2 per logical core."""
+        if isinstance(num_cores, tuple) and len(num_cores) == 1:
+            num_cores = num_cores[0]
+        if not isinstance(num_cores, int) or num_cores not in (1, 2):
+            raise NkiValidationError(
+                f"kernel[{num_cores}]: the grid is one number; allowed on trn2: 1, 2"
+            )
+        return Kernel(self.function, num_cores)
+
+    def with_schedule(self, edges: Any) -> Kernel:
+        """Scheduling edges by instruction name; program order satisfies them here."""
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run. Inside another kernel it is a plain call."""
+        if RUN.core is not None:
+            return self.function(*args, **kwargs)
+        return _launch(self, args, kwargs)
+
+
+def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+    """Decorator that makes a function a kernel; keyword arguments as in NKI 0.6.0."""
+    if "platform_target" in kwargs:
+        raise NkiValidationError(
+            "nki.jit(platform_target=...) was removed in 0.3.0; the target is trn2"
+        )
+    if fn is None:
+        return lambda function: jit(function, **kwargs)
+    return fn if isinstance(fn, Kernel) else Kernel(fn)
+
+
+def simulate(kernel: Any) -> Callable[..., Any]:
+    """A callable that runs the kernel on NumPy arrays (or torch, JAX) and returns the results."""
+    return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+
+
+def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Bind the arrays, run on every core, check, and convert the results."""
+    bound = inspect.signature(kernel.function).bind(*args, **kwargs)
+    arguments = Arguments()
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = arguments.bind(value, name)
+    num_cores = kernel.num_cores or 1
+    if trace.active is not None:
+        trace.active.launch(kernel.function.__name__, num_cores)
+    core = Core(0, num_cores, has_grid=kernel.num_cores is not None)
+    RUN.core = core
+    try:
+        with np.errstate(all="ignore"):
+            outcome = kernel.function(*bound.args, **bound.kwargs)
+            core.finish()
+    finally:
+        RUN.core = None
+    arguments.copy_back()
+    return arguments.result(outcome)

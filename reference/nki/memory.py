@@ -1,0 +1,135 @@
+"""On-chip memories: arenas for addressed tiles, and the capacity account of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .dtypes import Array
+from .errors import CapacityError, NkiValidationError
+from .regions import (
+    NUM_PARTITIONS,
+    PSUM,
+    PSUM_BANK_BYTES,
+    PSUM_NUM_BANKS,
+    PSUM_PARTITION_BYTES,
+    SBUF_PARTITION_BYTES,
+    SBUF_USABLE_BYTES,
+    MemoryRegion,
+)
+from .storage import Storage, Use, new_serial
+from .strict import violation
+
+
+class Arena:
+    """All bytes of one on-chip memory, [128 partitions, bytes per partition]."""
+
+    def __init__(self, region: MemoryRegion) -> None:
+        self.region = region
+        self.pitch = PSUM_PARTITION_BYTES if region is PSUM else SBUF_PARTITION_BYTES
+        self.bytes: Array = np.empty(NUM_PARTITIONS * self.pitch, np.uint8)
+        self.unwritten: Array = np.ones(NUM_PARTITIONS * self.pitch, np.uint8)
+        self.serial = new_serial()
+
+    def tile(self, partitions: int, row_bytes: int, address: tuple[int, int], name: str) -> Storage:
+        """A tile at (first partition, byte offset in every partition).
+
+        Raises NkiValidationError when it does not lie inside the memory, or starts inside a
+        PSUM bank.
+        """
+        start, byte = address
+        where = f"{self.region.value} tile {name!r} at address {address}"
+        if start < 0 or start + partitions > NUM_PARTITIONS:
+            raise NkiValidationError(
+                f"{where}: partitions {start}..{start + partitions - 1}; "
+                f"the memory has 0..{NUM_PARTITIONS - 1}"
+            )
+        if byte < 0 or byte + row_bytes > self.pitch:
+            raise CapacityError(
+                f"{where}: bytes {byte}..{byte + row_bytes - 1} of each partition; "
+                f"the memory has 0..{self.pitch - 1}"
+            )
+        if self.region is PSUM:
+            if byte % PSUM_BANK_BYTES:
+                raise NkiValidationError(
+                    f"{where}: a PSUM address must be the start of a bank, a multiple of "
+                    f"{PSUM_BANK_BYTES} bytes"
+                )
+        elif byte + row_bytes > SBUF_USABLE_BYTES:
+            violation(
+                "reserved_sbuf",
+                f"{where}: ends at byte {byte + row_bytes}; AWS's allocators use only "
+                f"{SBUF_USABLE_BYTES} bytes of each partition",
+            )
+        storage = Storage(
+            self.region,
+            self.bytes,
+            partitions * row_bytes,
+            name=name,
+            row_bytes=row_bytes,
+            pitch=self.pitch,
+            base=start * self.pitch + byte,
+            start=start,
+        )
+        storage.unwritten = self.unwritten
+        storage.serial = self.serial
+        storage.in_arena = True
+        return storage
+
+
+def check_capacity(region: MemoryRegion, uses: Sequence[Use]) -> None:
+    """Compare the bytes that are live at once with the memory.
+
+    A tile is live from the first to the last instruction that uses it. CapacityError (rule
+    "capacity") names the tiles that are live at the fullest instruction.
+    """
+    if region is PSUM:
+        limit = PSUM_PARTITION_BYTES
+    else:
+        limit = SBUF_USABLE_BYTES
+    used = [use for use in uses if use.first >= 0]
+    events = sorted(
+        [(use.first, 1, use.nbytes) for use in used] + [(use.last, 2, -use.nbytes) for use in used]
+    )
+    live = peak = 0
+    peak_at = -1
+    for at, _, nbytes in events:
+        live += nbytes
+        if live > peak:
+            peak, peak_at = live, at
+    if region is PSUM:
+        peak_tiles = [use for use in used if use.first <= peak_at <= use.last]
+        if _num_banks(peak_tiles) <= PSUM_NUM_BANKS:
+            return
+    elif peak <= limit:
+        return
+    tiles = sorted(
+        (use for use in used if use.first <= peak_at <= use.last), key=lambda use: -use.nbytes
+    )
+    largest = ", ".join(
+        f"{use.name or 'tile'} {use.nbytes} B ({use.line[0]}:{use.line[1]})" for use in tiles[:6]
+    )
+    violation(
+        "capacity",
+        f"{region.value}: {peak} bytes per partition are live at instruction {peak_at}, "
+        f"limit {limit}; {len(tiles)} tiles, the largest: {largest}; use smaller or fewer tiles",
+        CapacityError,
+    )
+
+
+def _num_banks(tiles: Sequence[Use]) -> int:
+    """Banks that the tiles need; a tile smaller than a bank does not cross one (first fit)."""
+    room: list[int] = []
+    whole = 0
+    for nbytes in sorted((use.nbytes for use in tiles), reverse=True):
+        if nbytes >= PSUM_BANK_BYTES:
+            whole += -(-nbytes // PSUM_BANK_BYTES)
+            continue
+        for i, left in enumerate(room):
+            if nbytes <= left:
+                room[i] -= nbytes
+                break
+        else:
+            room.append(PSUM_BANK_BYTES - nbytes)
+    return whole + len(room)

@@ -1,0 +1,40 @@
+"""NKIObject, the base class of every class that a kernel defines or uses."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+
+class _NkiMeta(type):
+    """Construction as the NKI compiler evaluates it.
+
+    For dataclasses, keywords that are class attributes but not fields are set afterwards and
+    missing required fields become None; a plain class takes keywords as attributes.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        described: Any = cls
+        if not is_dataclass(described):
+            return super().__call__(*args, **kwargs)
+        init_fields = [f for f in fields(described) if f.init]
+        names = {f.name for f in init_fields}
+        late = {k: kwargs.pop(k) for k in list(kwargs) if k not in names and hasattr(cls, k)}
+        for f in init_fields[len(args) :]:
+            required = f.default is MISSING and f.default_factory is MISSING
+            if required and f.name not in kwargs:
+                kwargs[f.name] = None
+        made = super().__call__(*args, **kwargs)
+        for name, value in late.items():
+            object.__setattr__(made, name, value)
+        return made
+
+
+class NKIObject(metaclass=_NkiMeta):
+    """Base class for NKI kernel dataclasses and configuration objects."""
+
+    __slots__ = ()
+
+    def __init__(self, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            setattr(self, name, value)

@@ -1,0 +1,80 @@
+"""The rules whose strictness a user may choose, each at a level "error", "warn" or "off".
+
+Documented limits (shapes, dtypes, buffers, engines) are not here: they are always errors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from .errors import NkiValidationError, NkiWarning, at_kernel_line, kernel_line
+
+Level = Literal["error", "warn", "off"]
+
+DEFAULT_LEVELS: Final[dict[str, Level]] = {
+    # SBUF and PSUM bytes that are live at once
+    "capacity": "error",
+    # an explicit SBUF address in the 16 KiB that AWS's allocators leave alone
+    "reserved_sbuf": "warn",
+    # reading a tile after another tile at an overlapping address was written
+    "address_overlap": "error",
+    "uninitialized_read": "error",
+    # accumulate=True on PSUM that no matmul of an accumulation group wrote
+    "psum_accumulation": "error",
+    "start_partition": "error",
+    # inputs outside the documented range of an activation function
+    "activation_range": "error",
+    # int32/uint32 values above 2**24 that go through fp32 arithmetic
+    "inexact_integer": "error",
+    # reading an engine's accumulator register that no instruction set
+    "stale_accumulator": "error",
+    # conflicting accesses of the two cores between barriers
+    "core_race": "error",
+    # several scattered rows with the same index in one DMA
+    "scatter_duplicate": "error",
+    # API that NKI 0.6.0 documents as deprecated
+    "deprecated": "off",
+}
+
+_levels: dict[str, Level] = dict(DEFAULT_LEVELS)
+
+
+def level(rule: str) -> Level:
+    """The level of `rule` now."""
+    return _levels[rule]
+
+
+@contextmanager
+def strict(**levels: Level) -> Iterator[None]:
+    """Set the levels of the named rules for the duration of a `with` block.
+
+    Raises ValueError for an unknown rule or level.
+    """
+    for rule, value in levels.items():
+        if rule not in DEFAULT_LEVELS:
+            raise ValueError(f"unknown rule {rule!r}; known: {sorted(DEFAULT_LEVELS)}")
+        if value not in ("error", "warn", "off"):
+            raise ValueError(f"level of {rule} is {value!r}; allowed: error, warn, off")
+    before = dict(_levels)
+    _levels.update(levels)
+    try:
+        yield
+    finally:
+        _levels.clear()
+        _levels.update(before)
+
+
+def violation(
+    rule: str, message: str, error: type[NkiValidationError] = NkiValidationError
+) -> None:
+    """Raise `error`, warn, or do nothing, as the level of `rule` says."""
+    now = _levels[rule]
+    if now == "off":
+        return
+    if now == "error":
+        raise error(f"{message}{at_kernel_line()} [rule {rule}]")
+    file, line = kernel_line()
+    warnings.warn_explicit(f"{message} [rule {rule}]", NkiWarning, file, line)

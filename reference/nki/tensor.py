@@ -1,0 +1,235 @@
+"""NkiTensor: a strided view of a storage, as kernels handle it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import access_pattern, indexing, views
+from .dtypes import Array
+from .errors import NkiValidationError
+from .nkiobject import NKIObject
+from .regions import SBUF, MemoryRegion
+from .registers import VirtualRegister
+from .storage import Storage, View
+from .trace import Access
+
+
+class Dynamic:
+    """A run-time address: `index * step` elements are added to the view's offset.
+
+    `index` is a register or a one-element SBUF tensor (scalar), or with `vector` an SBUF tensor
+    with one index per row of dimension 0. `dim` is the view dimension that took part, -1 none.
+    """
+
+    __slots__ = ("dim", "index", "step", "vector")
+
+    def __init__(
+        self, index: VirtualRegister | NkiTensor, step: int, *, vector: bool, dim: int
+    ) -> None:
+        self.index = index
+        self.step = step
+        self.vector = vector
+        self.dim = dim
+
+
+class NkiTensor(NKIObject):
+    """NKI tensor with shape-based view operations; views share the storage, nothing is copied.
+
+    Dimension 0 of SBUF and PSUM tensors is the partition dimension.
+    """
+
+    __slots__ = ("dynamic", "storage", "v")
+
+    storage: Storage
+    v: View
+    dynamic: Dynamic | None
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        storage: Any,
+        buffer: MemoryRegion | str = SBUF,
+        name: str = "",
+    ) -> None:
+        made = indexing.wrap_storage(shape, dtype, storage, buffer, name)
+        self.storage = made.storage
+        self.v = made.v
+        self.dynamic = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions."""
+        return self.v.layout.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Steps in elements of the flat storage."""
+        return self.v.layout.strides
+
+    @property
+    def offset(self) -> int:
+        """First element, counted in the flat storage."""
+        return self.v.offset
+
+    @property
+    def dtype(self) -> str:
+        """NKI dtype name."""
+        return self.v.layout.dtype
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """The memory region."""
+        return self.storage.region
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.v.layout.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.v.layout.size
+
+    @property
+    def name(self) -> str:
+        """Debug name."""
+        return self.storage.name
+
+    @property
+    def access(self) -> Access:
+        """The memory this view touches, for the trace."""
+        found = self.v.access
+        if found is None:
+            found = self.v.access = self.storage.access_of(self.v)
+        if self.dynamic is not None and self.dynamic.vector:
+            return found._replace(indirect=True)
+        return found
+
+    def __repr__(self) -> str:
+        text = f"NkiTensor({self.name!r}, {self.shape}, {self.dtype}, {self.buffer.value})"
+        if self.dynamic is not None:
+            return text
+        return f"{text}\n{self.v.array}"
+
+    def numpy(self) -> Array:
+        """A copy of the values, for debugging."""
+        return self.v.array.copy()
+
+    def is_contiguous(self) -> bool:
+        """Whether the free dimensions (HBM: all) are row-major without gaps."""
+        return views.is_contiguous(self)
+
+    def get_pattern(self) -> list[list[int]]:
+        """Access pattern [[step, count], ...] in the order of the shape."""
+        return [[s, n] for s, n in zip(self.strides, self.shape, strict=True)]
+
+    def is_indirect(self) -> bool:
+        """Whether the address depends on a run-time value."""
+        return self.dynamic is not None
+
+    def __getitem__(self, key: Any) -> NkiTensor:
+        return indexing.getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        indexing.setitem(self, key, value)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def permute(self, dims: tuple[int, ...]) -> NkiTensor:
+        """Reorder the dimensions; on chip dims[0] must be 0."""
+        return views.permute(self, dims)
+
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
+        """Repeat a free dimension of size 1."""
+        return views.broadcast(self, dim, size)
+
+    def expand_dim(self, dim: int) -> NkiTensor:
+        """Insert a dimension of size 1; on chip not at 0."""
+        return views.expand_dim(self, dim)
+
+    def squeeze_dim(self, dim: int) -> NkiTensor:
+        """Drop a free dimension of size 1."""
+        return views.squeeze_dim(self, dim)
+
+    def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> NkiTensor:
+        """Split one dimension; one size may be -1."""
+        return views.reshape_dim(self, dim, shape)
+
+    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
+        """Merge the dimensions start_dim..end_dim (inclusive), which must be contiguous."""
+        return views.flatten_dims(self, start_dim, end_dim)
+
+    def reshape(self, shape: tuple[int, ...]) -> NkiTensor:
+        """Same elements in another shape, without copying."""
+        return views.reshape(self, shape)
+
+    def rearrange(
+        self,
+        src_pattern: tuple[Any, ...],
+        dst_pattern: tuple[Any, ...],
+        fixed_sizes: dict[str, int] | None = None,
+    ) -> NkiTensor:
+        """Split, reorder and merge dimensions by name, einops style."""
+        return views.rearrange(self, src_pattern, dst_pattern, fixed_sizes)
+
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+        """Elements start, start + step, ... below end of one dimension."""
+        return indexing.slice_dim(self, dim, start, end, step)
+
+    def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
+        """One element of a dimension, dropped; a tensor or register index is read at run time."""
+        return indexing.select(self, dim, index)
+
+    def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
+        """Row vector_offset[p] of an HBM tensor for each partition p."""
+        return access_pattern.vector_select(self, dim, vector_offset)
+
+    def ap(
+        self,
+        pattern: Sequence[Sequence[int]],
+        offset: int | None = None,
+        scalar_offset: NkiTensor | VirtualRegister | None = None,
+        vector_offset: NkiTensor | None = None,
+        indirect_dim: int = 0,
+        dtype: str | None = None,
+    ) -> NkiTensor:
+        """Explicit access pattern [[step, count], ...], outermost first, relative to this view."""
+        return access_pattern.ap(
+            self, pattern, offset, scalar_offset, vector_offset, indirect_dim, dtype
+        )
+
+    def view(self, dtype: str) -> NkiTensor:
+        """The same bits as another dtype; the last dimension scales with the item size."""
+        return views.reinterpret(self, dtype)
+
+    def reinterpret_cast(self, dtype: str) -> NkiTensor:
+        """Same as `view`."""
+        return views.reinterpret(self, dtype)
+
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+        """Tensor indirection exists on trn3 only: NkiValidationError."""
+        raise NkiValidationError(
+            "NkiTensor.indirect exists on trn3 (NeuronCore-v4) only, the target is trn2; "
+            "use .ap(vector_offset=...) with dma_copy"
+        )
+
+
+def handle(storage: Storage, view: View, dynamic: Dynamic | None = None) -> NkiTensor:
+    """A tensor for an existing view."""
+    made: NkiTensor = object.__new__(NkiTensor)
+    made.storage = storage
+    made.v = view
+    made.dynamic = dynamic
+    return made
+
+
+def derive(
+    t: NkiTensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> NkiTensor:
+    """A tensor of the same storage, dtype and run-time address with another pattern."""
+    view = t.storage.view(t.v.layout.dtype, shape, strides, offset)
+    return handle(t.storage, view, t.dynamic)
