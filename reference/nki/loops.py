@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 from . import trace
 from .core import current
 from .errors import NkiValidationError
+from .records import LoopEdge
 from .registers import VirtualRegister
 from .strict import violation
 
@@ -30,7 +31,7 @@ def _check_step(name: str, step: Any) -> int:
     return step.__index__()
 
 
-def _mark(edge: trace.LoopEdge) -> None:
+def _mark(edge: LoopEdge) -> None:
     core = current()
     if core.in_no_reorder:
         raise NkiValidationError("a dynamic loop inside nl.no_reorder() is not supported")

@@ -11,9 +11,9 @@ from .dtypes import ITEMSIZE, Array, cast, sentinel
 from .errors import UninitializedReadError
 from .layout import Layout, layout_of
 from .psum import PsumState
+from .records import Access
 from .regions import ON_CHIP, PSUM, MemoryRegion
 from .strict import level, violation
-from .trace import Access
 
 _MASK_TYPES: Final[dict[int, Any]] = {
     1: np.dtype(np.uint8),

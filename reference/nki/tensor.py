@@ -9,10 +9,10 @@ from . import access_pattern, indexing, views
 from .dtypes import Array
 from .errors import NkiValidationError
 from .nkiobject import NKIObject
+from .records import Access
 from .regions import SBUF, MemoryRegion
 from .registers import VirtualRegister
 from .storage import Storage, View
-from .trace import Access
 
 
 class Dynamic:

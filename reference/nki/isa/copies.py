@@ -8,9 +8,9 @@ import numpy as np
 
 from ..dtypes import FLOATS, INTEGERS, NUMPY, cast
 from ..errors import NkiValidationError
+from ..records import Engine
 from ..regions import ON_CHIP, PSUM
 from ..tensor import NkiTensor
-from ..trace import Engine
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, put, raw, target
 from .operands import (

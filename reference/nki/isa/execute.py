@@ -11,6 +11,7 @@ from ..access_pattern import out_of_bounds, resolve
 from ..core import RUN, current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError
+from ..records import Engine
 from ..storage import View
 from ..strict import level, violation
 from ..tensor import NkiTensor
@@ -128,7 +129,7 @@ def put(t: NkiTensor, values: Array, instruction: str) -> None:
 
 
 def finish(
-    engine: trace.Engine,
+    engine: Engine,
     opcode: str,
     writes: tuple[NkiTensor, ...],
     reads: tuple[NkiTensor, ...],

@@ -11,6 +11,7 @@ from ..core import current
 from ..dtypes import FP8, Array
 from ..errors import NkiValidationError
 from ..layout import Layout
+from ..records import Engine
 from ..regions import PSUM, PSUM_BANK_BYTES, SBUF
 from ..strict import violation
 from ..tensor import NkiTensor
@@ -38,7 +39,7 @@ class MatmulPlan:
         self.m = m
         self.n = n
         self.double_row = double_row
-        self.tile_size: tuple[int, int] | None = tile_size
+        self.tile_size: tuple[int, int] = tile_size
 
 
 _plans: dict[object, MatmulPlan] = {}
@@ -211,7 +212,7 @@ def _plan(
             f"{me}: dst {dst.name!r} spans bytes {first}..{first + span + out.itemsize - 2} from "
             f"the start of its PSUM bank; a matmul writes one bank of {PSUM_BANK_BYTES} bytes"
         )
-    return MatmulPlan(left.partitions, m, n, double, tuple(tile_size) or None)
+    return MatmulPlan(left.partitions, m, n, double, (rows, columns))
 
 
 def _tiling(me: str, position: Any, size: Any) -> tuple[int, int]:
@@ -286,10 +287,10 @@ def nc_transpose(
     return finish(chosen, "nc_transpose", (dst,), (data,))
 
 
-_transposes: dict[object, trace.Engine] = {}
+_transposes: dict[object, Engine] = {}
 
 
-def _plan_transpose(me: str, dst: Any, data: Any, wanted: engine) -> trace.Engine:
+def _plan_transpose(me: str, dst: Any, data: Any, wanted: engine) -> Engine:
     out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
     check_destination(me, dst)
     if out.dtype != source.dtype:

@@ -9,9 +9,9 @@ import numpy as np
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import Op, op_of
+from ..records import Engine
 from ..regions import PSUM
 from ..tensor import NkiTensor
-from ..trace import Engine
 from .enums import NkiInstruction, engine
 from .execute import check_exact_result, finish, fp32, operand_value, put, raw, target
 from .operands import (
