@@ -7,6 +7,17 @@ the device; `install()` registers it as the module `nki` for kernels that import
 from . import isa, language
 from .install import install
 from .launch import Kernel, jit, simulate
+from .lnc import schedule
 from .strict import DEFAULT_LEVELS, strict
 
-__all__ = ["DEFAULT_LEVELS", "Kernel", "install", "isa", "jit", "language", "simulate", "strict"]
+__all__ = [
+    "DEFAULT_LEVELS",
+    "Kernel",
+    "install",
+    "isa",
+    "jit",
+    "language",
+    "schedule",
+    "simulate",
+    "strict",
+]

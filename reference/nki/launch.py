@@ -13,6 +13,7 @@ from . import trace
 from .arguments import Arguments
 from .core import RUN, Core
 from .errors import NkiValidationError
+from .lnc import CorePair
 
 
 class Kernel:
@@ -69,13 +70,25 @@ def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     num_cores = kernel.num_cores or 1
     if trace.active is not None:
         trace.active.launch(kernel.function.__name__, num_cores)
-    core = Core(0, num_cores, has_grid=kernel.num_cores is not None)
+
+    def body() -> Any:
+        return kernel.function(*bound.args, **bound.kwargs)
+
+    if num_cores == 2:
+        outcome = CorePair([storage for storage, _, _ in arguments.tensors]).run(body)[0]
+    else:
+        outcome = _run_one_core(body, has_grid=kernel.num_cores is not None)
+    arguments.copy_back()
+    return arguments.result(outcome)
+
+
+def _run_one_core(body: Callable[[], Any], has_grid: bool) -> Any:
+    core = Core(0, 1, has_grid)
     RUN.core = core
     try:
         with np.errstate(all="ignore"):
-            outcome = kernel.function(*bound.args, **bound.kwargs)
+            outcome = body()
             core.finish()
     finally:
         RUN.core = None
-    arguments.copy_back()
-    return arguments.result(outcome)
+    return outcome

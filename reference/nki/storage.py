@@ -211,6 +211,17 @@ class Storage:
             layout.np_strides,
         )
 
+    def bytes_of(self, view: View, marks: Array) -> Array:
+        """The part of a byte map of the buffer under `view`: the first byte of each element."""
+        layout = view.layout
+        return np.ndarray(
+            layout.shape,
+            np.uint8,
+            marks,
+            self.base + layout.byte_step(view.offset),
+            layout.np_strides,
+        )
+
     def note_write(self, view: View) -> None:
         """Mark the bytes of `view` as written."""
         if not self.written:

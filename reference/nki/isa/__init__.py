@@ -1,10 +1,15 @@
 """`nki.isa`: the instructions of the trn2 engines."""
 
 from ..errors import NkiValidationError
+from ..language.binary import equal, maximum
+from ..nkiobject import NKIObject
 from ..registers import VirtualRegister
+from ..tensor import NkiTensor
 from .activation import activation, activation_reduce
 from .copies import memset, tensor_copy, tensor_copy_predicated
+from .cores import core_barrier, sendrecv
 from .dma import dma_copy
+from .dma_compute import dma_compute
 from .dma_transpose import dma_transpose
 from .enums import (
     NkiInstruction,
@@ -36,22 +41,28 @@ gpsimd_engine = engine.gpsimd
 unknown_engine = engine.unknown
 
 __all__ = [
+    "NKIObject",
     "NkiInstruction",
+    "NkiTensor",
     "NkiValidationError",
     "VirtualRegister",
     "activation",
     "activation_reduce",
     "affine_select",
+    "core_barrier",
     "dge_mode",
+    "dma_compute",
     "dma_copy",
     "dma_engine",
     "dma_transpose",
     "engine",
+    "equal",
     "get_nc_sub_version",
     "get_nc_version",
     "gpsimd_engine",
     "iota",
     "matmul_perf_mode",
+    "maximum",
     "memset",
     "nc_matmul",
     "nc_transpose",
@@ -66,6 +77,7 @@ __all__ = [
     "register_store",
     "scalar_engine",
     "scalar_tensor_tensor",
+    "sendrecv",
     "tensor_copy",
     "tensor_copy_predicated",
     "tensor_engine",

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..dtypes import FLOATS, Array
 from ..errors import NkiValidationError
+from ..language.binary import equal, maximum
 from ..ops import NAMES, OPS
 from ..tensor import NkiTensor
 from .enums import NkiInstruction, reduce_cmd
@@ -85,7 +86,7 @@ def affine_select(
     channel_multiplier: int,
     on_true_tile: NkiTensor,
     on_false_value: float,
-    cmp_op: Any = None,
+    cmp_op: Any = equal,
     offset: SupportsIndex = 0,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -114,7 +115,7 @@ def affine_select(
 
 
 def _comparison(me: str, parameter: str, op: Any, allowed: Any) -> Any:
-    name = "equal" if op is None else NAMES.get(op)
+    name = NAMES.get(op)
     if name is None or name not in allowed:
         raise NkiValidationError(
             f"{me}: {parameter} is {getattr(op, '__name__', op)!r}; allowed: "
@@ -135,7 +136,7 @@ def range_select(
     bound1: NkiTensor,
     reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
     reduce_res: NkiTensor | None = None,
-    reduce_op: Any = None,
+    reduce_op: Any = maximum,
     range_start: int = 0,
     on_false_value: float = FP32_MIN,
     name: str | None = None,
@@ -228,8 +229,7 @@ def _plan_range(
 
 def maximum_only(me: str, reduce_op: Any) -> Any:
     """The reduction of the select instructions, which is maximum and nothing else."""
-    name = "maximum" if reduce_op is None else NAMES.get(reduce_op)
-    if name != "maximum":
+    if NAMES.get(reduce_op) != "maximum":
         raise NkiValidationError(
             f"{me}: reduce_op is {getattr(reduce_op, '__name__', reduce_op)!r}; allowed: nl.maximum"
         )

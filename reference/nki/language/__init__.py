@@ -1,6 +1,5 @@
 """`nki.language`: tensors, dtypes, loops, operator tokens and functions on tiles."""
 
-from ..indexing import DynamicSlice
 from ..loops import (
     affine_range,
     dynamic_range,
@@ -72,6 +71,7 @@ from .constants import (
     uint32,
 )
 from .creation import (
+    ds,
     empty_like,
     full,
     ndarray,
@@ -129,8 +129,6 @@ from .unary import (
     tanh,
     trunc,
 )
-
-ds = DynamicSlice
 
 __all__ = [
     "DType",

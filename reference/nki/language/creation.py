@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from ..core import current
 from ..dtypes import FLOATS, ITEMSIZE, Array, cast, dtype_name
 from ..errors import NkiValidationError
+from ..indexing import DynamicSlice
 from ..isa.copies import memset
 from ..isa.execute import put
 from ..layout import row_major
@@ -55,7 +57,12 @@ class ndarray(NkiTensor, metaclass=_NdarrayMeta):  # noqa: N801  # NKI's name
         name: str = "",
         address: tuple[int, int] | None = None,
     ) -> None:
-        """Never runs: the metaclass allocates. It is here for the signature."""
+        """Never runs: the metaclass allocates. It tells type checkers the parameters."""
+
+
+def ds(start: SupportsIndex, size: SupportsIndex) -> DynamicSlice:
+    """Index of `size` elements from `start`, an int or a register."""
+    return DynamicSlice(start, size)
 
 
 def _allocate(
@@ -83,6 +90,9 @@ def _allocate(
     else:
         storage = _on_chip(sizes, itemsize, buffer, name, address)
     return handle(storage, storage.view(dtype, sizes, row_major(sizes), 0))
+
+
+ndarray.__signature__ = inspect.signature(_allocate)  # type: ignore[attr-defined]  # read by inspect
 
 
 def _on_chip(

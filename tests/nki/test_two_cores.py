@@ -1,0 +1,126 @@
+"""Kernels on two cores: exchange, barriers, races, deadlocks, schedules."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from segattn.reference import nki
+from segattn.reference.nki.errors import CoreRaceError, DeadlockError, NkiValidationError
+
+nl, nisa = nki.language, nki.isa
+x = np.arange(256 * 4, dtype=np.float32).reshape(256, 4)
+
+
+@nki.jit
+def halves_kernel(a: Any) -> Any:
+    """Each core doubles its half, then both exchange halves and core c writes half c."""
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id(0)
+    mine = nl.load(a[nl.ds(me * 128, 128)])
+    theirs = nl.ndarray(mine.shape, dtype=a.dtype)
+    nisa.tensor_scalar(mine, mine, nl.multiply, 2.0)
+    nisa.sendrecv(mine, theirs, 1 - me, 1 - me, pipe_id=0)
+    nisa.dma_copy(out[nl.ds((1 - me) * 128, 128)], theirs)
+    return out
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "barrier"])
+def test_cores_exchange_tiles_under_both_schedules(schedule: Any) -> None:
+    with nki.schedule(schedule):
+        np.testing.assert_array_equal(halves_kernel[2](x), 2 * x)
+
+
+def test_program_ids_and_grid_are_those_of_the_launch() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    @nki.jit
+    def kernel() -> None:
+        seen.append((nl.program_id(0), nl.num_programs(), nl.program_ndim()))
+
+    kernel()
+    kernel[1]()
+    kernel[2]()
+    assert sorted(seen) == [(0, 1, 0), (0, 1, 1), (0, 2, 1), (1, 2, 1)]
+
+
+def _exchange_through_hbm(with_barrier: bool) -> Any:
+    @nki.jit
+    def kernel(a: Any) -> Any:
+        me = nl.program_id(0)
+        middle = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(middle[nl.ds(me * 128, 128)], a[nl.ds(me * 128, 128)])
+        if with_barrier:
+            nisa.core_barrier(middle, (0, 1))
+        nisa.dma_copy(out[nl.ds(me * 128, 128)], middle[nl.ds((1 - me) * 128, 128)])
+        return out
+
+    return kernel[2](x)
+
+
+def test_reading_what_the_other_core_wrote_needs_a_barrier() -> None:
+    np.testing.assert_array_equal(_exchange_through_hbm(True), np.roll(x, 128, axis=0))
+    with pytest.raises(CoreRaceError, match="core_barrier"):
+        _exchange_through_hbm(False)
+
+
+def test_both_cores_writing_the_same_bytes_is_a_race() -> None:
+    @nki.jit
+    def kernel(a: Any) -> Any:
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out[0:128], a[0:128])
+        return out
+
+    with pytest.raises(CoreRaceError, match=r"core 1 writes .* core 0 has written"):
+        kernel[2](x)
+    with nki.strict(core_race="off"):
+        np.testing.assert_array_equal(kernel[2](x)[:128], x[:128])
+
+
+def test_a_core_that_waits_alone_is_a_deadlock_and_not_a_hang() -> None:
+    @nki.jit
+    def one_ends(a: Any) -> None:
+        if nl.program_id(0) == 0:
+            nisa.core_barrier(a, (0, 1))
+
+    @nki.jit
+    def different_pipes(a: Any) -> None:
+        tile = nl.load(a[0:128])
+        got = nl.ndarray(tile.shape, dtype=tile.dtype)
+        me = nl.program_id(0)
+        nisa.sendrecv(tile, got, 1 - me, 1 - me, pipe_id=me)
+
+    for kernel in (one_ends, different_pipes):
+        with pytest.raises(DeadlockError, match="both cores must execute the same"):
+            kernel[2](x)
+
+
+def test_an_error_on_one_core_ends_the_launch() -> None:
+    @nki.jit
+    def kernel(a: Any) -> None:
+        tile = nl.load(a[0:128])
+        if nl.program_id(0) == 1:
+            nisa.tensor_copy(tile, a[0:128])
+        nisa.core_barrier(a, (0, 1))
+
+    with pytest.raises(NkiValidationError, match=r"operand src .* allowed: psum, sbuf"):
+        kernel[2](x)
+
+
+@pytest.mark.parametrize("num_cores", [0, 3, (2, 2)])
+def test_a_grid_other_than_one_or_two_cores_is_refused(num_cores: Any) -> None:
+    with pytest.raises(NkiValidationError, match="allowed on trn2: 1, 2"):
+        halves_kernel[num_cores]
+
+
+def test_gpsimd_sendrecv_is_limited_by_bytes_per_partition() -> None:
+    @nki.jit
+    def kernel(a: Any) -> None:
+        me = nl.program_id(0)
+        got = nl.ndarray(a.shape, dtype=a.dtype)
+        nisa.sendrecv(nl.load(a), got, 1 - me, 1 - me, 0, nisa.dma_engine.gpsimd_dma)
+
+    kernel[2](np.zeros((128, 256), np.float32))
+    with pytest.raises(NkiValidationError, match="1028 bytes per partition of float32; limit 1024"):
+        kernel[2](np.zeros((128, 257), np.float32))
