@@ -1,0 +1,400 @@
+"""Each flaw of the published design: it shows with `documented()` and is gone by default.
+
+Configurations are the smallest that show the flaw. `bpr` is the number of blocks of one request of
+max_model_len.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from segattn.scheduler import (
+    NeuronPolicy,
+    NeuronScheduler,
+    PauseState,
+    RequestError,
+    RequestStatus,
+    SchedulerState,
+)
+from segattn.scheduler.admission import Admission
+
+from .engine import Engine, neuron, prompt
+
+DOCUMENTED = NeuronPolicy.documented()
+DEFAULT = NeuronPolicy()
+NeuronEngine = Engine[NeuronScheduler]
+BOTH_LOOPS = pytest.mark.parametrize("asynchronous", [False, True])
+
+
+def _engine(
+    neuron_policy: NeuronPolicy, /, *, asynchronous: bool = False, **config: Any
+) -> NeuronEngine:
+    scheduler = neuron(neuron_policy, asynchronous=asynchronous, **config)
+    return Engine(scheduler, depth=2 if asynchronous else 1)
+
+
+@BOTH_LOOPS
+@pytest.mark.parametrize(
+    ("config", "prompt_length", "max_tokens"),
+    [
+        # One usable block, bpr 1, but the null block makes the bound 2.
+        ({"block_size": 3, "max_model_len": 3, "num_blocks": 2, "max_num_seqs": 2}, 1, 2),
+        # Seven usable blocks, bpr 4: room for one request of 100 tokens, the bound says 2.
+        (
+            {
+                "block_size": 32,
+                "max_model_len": 128,
+                "num_blocks": 8,
+                "max_num_batched_tokens": 128,
+            },
+            100,
+            20,
+        ),
+    ],
+)
+def test_a_counted_null_block_deadlocks_and_usable_blocks_do_not(
+    asynchronous: bool, config: dict[str, Any], prompt_length: int, max_tokens: int
+) -> None:
+    def run(policy: NeuronPolicy) -> tuple[NeuronEngine, list[dict[str, int]]]:
+        engine = _engine(policy, asynchronous=asynchronous, **config)
+        engine.add("A", prompt(prompt_length), max_tokens)
+        engine.add("B", prompt(prompt_length, 500), max_tokens)
+        return engine, engine.run(80)
+
+    stuck, steps = run(DOCUMENTED)
+    assert len(steps) == 80
+    assert steps[-20:] == [{}] * 20
+    assert set(stuck.finish_reasons) == set()
+
+    engine, steps = run(DEFAULT)
+    assert engine.finish_reasons == {"A": "length", "B": "length"}
+    assert len(steps) < 80
+
+
+def test_a_pool_below_one_longest_request_disables_the_bound_or_makes_it_one() -> None:
+    config: dict[str, Any] = {
+        "block_size": 1,
+        "max_model_len": 4,
+        "num_blocks": 3,
+        "max_num_seqs": 2,
+    }
+
+    def run(policy: NeuronPolicy) -> NeuronEngine:
+        engine = _engine(policy, **config)
+        engine.add("A", prompt(1), 2)
+        engine.add("B", prompt(2, 50), 1)
+        engine.run(30)
+        return engine
+
+    stuck = run(DOCUMENTED)
+    assert stuck.scheduler.get_num_unfinished_requests() == 2
+    assert neuron(DOCUMENTED, **config).max_kv_concurrent == 2
+
+    assert run(DEFAULT).finish_reasons == {"A": "length", "B": "length"}
+    assert neuron(DEFAULT, **config).max_kv_concurrent == 1
+
+
+def test_a_decode_is_preempted_only_with_the_null_block_counted() -> None:
+    config: dict[str, Any] = {
+        "block_size": 2,
+        "max_model_len": 4,
+        "num_blocks": 4,
+        "max_num_seqs": 2,
+    }
+
+    def preemptions(policy: NeuronPolicy) -> list[str]:
+        engine = _engine(policy, **config)
+        engine.add("A", prompt(2), 2)
+        engine.add("B", prompt(2, 50), 2)
+        preempted: list[str] = []
+        for _ in range(20):
+            if engine.scheduler.has_requests():
+                preempted += engine.schedule().preempted_req_ids
+                engine.deliver()
+        return preempted
+
+    assert preemptions(DOCUMENTED) == ["A"]
+    assert preemptions(DEFAULT) == []
+
+
+def test_a_preempted_request_hides_the_last_decode_for_ever_only_with_the_null_block_counted() -> (
+    None
+):
+    config: dict[str, Any] = {
+        "block_size": 3,
+        "max_model_len": 6,
+        "num_blocks": 4,
+        "max_num_seqs": 2,
+    }
+
+    def run(policy: NeuronPolicy) -> NeuronEngine:
+        engine = _engine(policy, **config)
+        engine.add("A", prompt(1), 4)
+        engine.add("B", prompt(1, 50), 5)
+        engine.run(60)
+        return engine
+
+    assert run(DOCUMENTED).finish_reasons == {}
+    assert run(DEFAULT).finish_reasons == {"A": "length", "B": "length"}
+
+
+def test_running_keeps_the_order_of_admission_unless_documented() -> None:
+    def running(policy: NeuronPolicy) -> list[str]:
+        engine = _engine(policy)
+        for name in "ABCD":
+            engine.add(name, prompt(2), 9)
+        for _ in range(4):
+            engine.step()
+        return [request.request_id for request in engine.scheduler.running]
+
+    assert running(DOCUMENTED) == ["D", "C", "B", "A"]
+    assert running(DEFAULT) == ["A", "B", "C", "D"]
+
+
+def test_a_budget_below_the_decodes_serves_the_oldest_first_unless_documented() -> None:
+    def served(policy: NeuronPolicy) -> set[str]:
+        engine = _engine(policy, max_num_scheduled_tokens=2)
+        for name in "ABCD":
+            engine.add(name, prompt(2), 9)
+        for _ in range(4):
+            engine.step()
+        return set(engine.step())
+
+    assert served(DOCUMENTED) == {"D", "C"}
+    assert served(DEFAULT) == {"A", "B"}
+
+
+@BOTH_LOOPS
+def test_a_pause_for_new_requests_lets_the_decodes_finish_unless_documented(
+    asynchronous: bool,
+) -> None:
+    def run(policy: NeuronPolicy) -> tuple[NeuronEngine, list[dict[str, int]]]:
+        engine = _engine(policy, asynchronous=asynchronous, max_model_len=16)
+        engine.add("A", prompt(4), 6)
+        engine.step()
+        engine.add("B", prompt(4, 50), 1)
+        engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        return engine, [engine.step() for _ in range(12)]
+
+    stuck, steps = run(DOCUMENTED)
+    assert steps == [{}] * 12
+    assert stuck.finish_reasons == {}
+
+    engine, steps = run(DEFAULT)
+    assert steps[:5] == [{"A": 1}] * 5
+    assert engine.finish_reasons == {"A": "length"}
+    assert [request.request_id for request in engine.scheduler.waiting] == ["B"]
+    assert engine.scheduler.waiting_reasons() == {"B": Admission.PAUSED}
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.run(5)
+    assert engine.finish_reasons["B"] == "length"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_an_exception_of_the_base_loses_the_hidden_decodes_only_if_documented(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("injected")
+
+    def queues_after_failure(neuron_policy: NeuronPolicy) -> tuple[list[str], list[str]]:
+        engine = _engine(neuron_policy, policy=policy)
+        for name in "AB":
+            engine.add(name, prompt(2), 9)
+            engine.step()
+        for name in "CD":
+            engine.add(name, prompt(3), 9)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.scheduler.kv_cache_manager, "allocate_slots", fail)
+            with pytest.raises(MemoryError):
+                engine.scheduler.schedule()
+        scheduler = engine.scheduler
+        return [r.request_id for r in scheduler.running], [r.request_id for r in scheduler.waiting]
+
+    assert queues_after_failure(DOCUMENTED) == ([], ["C"])
+    assert queues_after_failure(DEFAULT) == (["A", "B"], ["C", "D"])
+
+
+def test_decodes_starve_behind_a_stream_of_prompts_unless_prefills_in_a_row_are_limited() -> None:
+    def decode_steps(policy: NeuronPolicy) -> int:
+        engine = _engine(policy)
+        engine.add("D", prompt(4), 60)
+        engine.step()
+        count = 0
+        for number in range(50):
+            engine.add(f"short{number}", prompt(4, 100 + number), 1)
+            count += "D" in engine.step()
+        return count
+
+    assert decode_steps(DOCUMENTED) == 0
+    assert decode_steps(DEFAULT) == 0
+    assert decode_steps(replace(DEFAULT, max_consecutive_prefills=4)) == 10
+    assert decode_steps(replace(DEFAULT, max_consecutive_prefills=1)) == 25
+
+
+def test_recomputed_outputs_are_prefill_unless_documented() -> None:
+    def steps_after_reset(policy: NeuronPolicy) -> list[tuple[dict[str, int], SchedulerState]]:
+        engine = _engine(
+            policy, max_num_batched_tokens=4, max_num_seqs=2, enable_prefix_caching=False
+        )
+        for name in "AB":
+            engine.add(name, prompt(4), 20)
+            engine.step()
+        for _ in range(4):
+            engine.step()
+        # Both have 4 + 5 known tokens now, of which 8 have to be recomputed before the next decode.
+        engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+        steps = []
+        for _ in range(5):
+            output = engine.schedule()
+            assert output.num_scheduled_tokens_padded is not None
+            steps.append((output.num_scheduled_tokens_padded, engine.scheduler.state))
+            engine.deliver()
+        return steps
+
+    decode, prefill = SchedulerState.ACTIVE_DECODE, SchedulerState.ACTIVE_PREFILL
+    assert steps_after_reset(DOCUMENTED)[:4] == [
+        ({"B": 4}, prefill),
+        ({"A": 4}, prefill),
+        ({"A": 4}, decode),
+        ({"A": 1, "B": 3}, decode),
+    ]
+    assert steps_after_reset(DEFAULT) == [
+        ({"A": 4}, prefill),
+        ({"A": 4}, prefill),
+        ({"B": 4}, prefill),
+        ({"B": 4}, prefill),
+        ({"A": 1, "B": 1}, decode),
+    ]
+
+
+def test_a_token_of_a_resume_is_padded_like_a_prefill_by_default() -> None:
+    engine = _engine(DEFAULT, max_num_batched_tokens=8, enable_prefix_caching=False)
+    engine.add("A", prompt(6), 20)
+    for _ in range(4):
+        engine.step()
+    assert engine.scheduler.requests["A"].num_tokens == 10
+    engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert engine.step() == {"A": 8}
+    output = engine.schedule()
+    assert output.num_scheduled_tokens == {"A": 2}
+    assert output.num_scheduled_tokens_padded == {"A": 8}
+    assert engine.scheduler.state is SchedulerState.ACTIVE_PREFILL
+
+
+def test_a_watermark_cannot_be_overdrawn_where_admission_reserves_all_blocks() -> None:
+    # The base sees no running request while decodes are hidden and leaves the watermark aside, in
+    # the design and by default. It guards decodes against preemption; by default that is the
+    # business of admission, which needs no watermark for it.
+    config: dict[str, Any] = {"num_blocks": 9, "max_model_len": 16, "watermark": 0.8}
+    engine = _engine(DEFAULT, **config)
+    for name in "AB":
+        engine.add(name, prompt(4), 12)
+    engine.run(40)
+    assert engine.finish_reasons == {"A": "length", "B": "length"}
+    assert [engine.scheduler.requests.get(name) for name in "AB"] == [None, None]
+
+
+def test_state_follows_the_queues_after_an_empty_step_unless_documented() -> None:
+    def states(policy: NeuronPolicy) -> list[SchedulerState]:
+        # max_num_seqs 1 and one step in flight: nothing to schedule while the last token is out.
+        engine = _engine(policy, asynchronous=True, max_num_seqs=1)
+        engine.add("A", prompt(4), 1)
+        engine.add("B", prompt(4, 50), 1)
+        seen = []
+        for _ in range(2):
+            engine.schedule()
+            seen.append(engine.scheduler.state)
+        engine.drain()
+        seen.append(engine.scheduler.state)
+        engine.run(9)
+        seen.append(engine.scheduler.state)
+        engine.add("C", prompt(4, 50), 1)
+        engine.scheduler.finish_requests("C", RequestStatus.FINISHED_ABORTED)
+        return [*seen, engine.scheduler.state]
+
+    idle, decode, prefill = (
+        SchedulerState.IDLE,
+        SchedulerState.ACTIVE_DECODE,
+        SchedulerState.ACTIVE_PREFILL,
+    )
+    assert states(DOCUMENTED)[:2] == [prefill, prefill]
+    assert states(DEFAULT) == [prefill, decode, decode, idle, idle]
+
+
+def test_empty_queues_are_idle_at_once_unless_documented() -> None:
+    def state_after_the_last_token(policy: NeuronPolicy) -> SchedulerState:
+        engine = _engine(policy)
+        engine.add("A", prompt(4), 2)
+        engine.step()
+        engine.step()
+        assert engine.finish_reasons == {"A": "length"}
+        return engine.scheduler.state
+
+    assert state_after_the_last_token(DOCUMENTED) is SchedulerState.ACTIVE_DECODE
+    assert state_after_the_last_token(DEFAULT) is SchedulerState.IDLE
+
+
+def test_a_prompt_as_long_as_the_model_hides_all_decodes_for_ever_unless_refused() -> None:
+    config: dict[str, Any] = {"max_model_len": 16, "max_num_batched_tokens": 8}
+    stuck = _engine(DOCUMENTED, **config)
+    stuck.add("A", prompt(4), 8)
+    stuck.step()
+    stuck.add("B", prompt(16, 50), 1)
+    steps = [stuck.step() for _ in range(20)]
+    assert steps[:3] == [{"B": 8}, {"B": 7}, {}]
+    assert steps[3:] == [{}] * 17
+
+    engine = _engine(DEFAULT, **config)
+    engine.add("A", prompt(4), 8)
+    engine.step()
+    with pytest.raises(RequestError, match=r"'B'.*16 tokens must be shorter than max_model_len=16"):
+        engine.add("B", prompt(16, 50), 1)
+    engine.run(20)
+    assert engine.finish_reasons == {"A": "length"}
+
+
+def test_min_tokens_beyond_the_model_pins_a_slot_for_ever_unless_refused() -> None:
+    config: dict[str, Any] = {"max_model_len": 8, "max_num_seqs": 1}
+    stuck = _engine(DOCUMENTED, **config)
+    stuck.add("A", prompt(4), 9, min_tokens=5)
+    assert stuck.run(30)[-10:] == [{}] * 10
+
+    engine = _engine(DEFAULT, **config)
+    with pytest.raises(RequestError, match=r"min_tokens=5 must be at most 4"):
+        engine.add("A", prompt(4), 9, min_tokens=5)
+    with pytest.raises(RequestError, match=r"min_tokens=3 must be at most 2"):
+        engine.add("A", prompt(4), 2, min_tokens=3)
+    engine.add("A", prompt(4), 9, min_tokens=4)
+    engine.run(30)
+    assert engine.finish_reasons == {"A": "length"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "buckets"), [(5000, (128, 256, 512, 1024, 2048, 4096, 5000)), (100, (100,))]
+)
+def test_default_buckets_end_in_the_largest_chunk(budget: int, buckets: tuple[int, ...]) -> None:
+    # The design's builder ends at 4096 for 5000 and is empty for 100, against its own rule for the
+    # last bucket.
+    scheduler = neuron(max_num_batched_tokens=budget, max_model_len=8000)
+    assert scheduler.prefill_buckets == buckets
+
+
+def test_one_phase_per_step_is_verified_even_if_the_base_mixes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = _engine(DEFAULT)
+    engine.add("A", prompt(4), 9)
+    engine.step()
+    engine.add("B", prompt(4, 50), 9)
+    before = engine.scheduler.num_free_blocks
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "_separate_phases", lambda: None)
+        with pytest.raises(RuntimeError, match="prefill and decode in one step"):
+            engine.scheduler.schedule()
+    assert [request.request_id for request in engine.scheduler.running] == ["A"]
+    assert [request.request_id for request in engine.scheduler.waiting] == ["B"]
+    assert engine.scheduler.num_free_blocks == before
+    engine.run(40)
+    assert engine.finish_reasons == {"A": "length", "B": "length"}
