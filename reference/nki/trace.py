@@ -33,8 +33,10 @@ from .records import (
 __all__ = [
     "Access",
     "Dma",
+    "Engine",
     "Instruction",
     "Launch",
+    "LoopEdge",
     "LoopMark",
     "Matmul",
     "Record",

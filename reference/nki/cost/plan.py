@@ -180,6 +180,13 @@ class _Builder:
             step.meeting = meeting
         self.add(step)
 
+    def check_meetings(self, num_cores: int) -> None:
+        """ValueError if a core waits at a meeting that the other one never reaches."""
+        for (opcode, number), meeting in self._meetings.items():
+            if len(meeting.members) < num_cores:
+                core = meeting.members[0].stream[0]
+                raise ValueError(f"{opcode} number {number} is reached by core {core} only")
+
     def loop_mark(self, mark: LoopMark, streams: list[Stream], edges: list[Edge]) -> None:
         """Append one step per stream that the loop uses."""
         trip_ns = self.constants.loop_iteration_ns if mark.edge == "iteration" else 0.0
@@ -229,6 +236,7 @@ def plan(launch: Launch, constants: CostConstants, loops: bool = True) -> Plan:
             builder.instruction(record, issue[position], queue[position], own)
         elif loops:
             builder.loop_mark(record, in_loop[position], own)
+    builder.check_meetings(launch.num_cores)
     streams: dict[Stream, list[Step]] = defaultdict(list)
     for step in builder.steps:
         streams[step.stream].append(step)

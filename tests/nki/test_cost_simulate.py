@@ -1,0 +1,270 @@
+"""Timeline rules of the cost model, each against hand arithmetic with the base constants."""
+
+import pytest
+
+from segattn.benchmarks.streams import Stream, bank, hbm, part, tile
+from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.nki.cost.result import CostResult
+from segattn.reference.nki.records import Access, Instruction
+
+FP32 = "float32"
+ADD_512 = (512 + 64) / 0.96
+"""Vector Engine, one fp32 input of 512 columns."""
+HOP = 60
+
+
+def starts(result: CostResult) -> list[float]:
+    """Start of each executed instruction, in program order."""
+    times = zip(result.plan.steps, result.timings, strict=True)
+    return [t.start for step, t in times if isinstance(step.record, Instruction)]
+
+
+def scale(stream: Stream, dst: Access, src: Access) -> None:
+    stream.compute("vector", "tensor_scalar", 0, (dst,), (src,), "multiply")
+
+
+def test_independent_instructions_follow_at_the_occupancy() -> None:
+    stream = Stream()
+    for _ in range(3):
+        scale(stream, tile(128, 512, FP32), tile(128, 512, FP32))
+    assert starts(stream.evaluate()) == pytest.approx([0, ADD_512, 2 * ADD_512])
+
+
+def test_a_dependent_instruction_of_the_same_engine_waits_for_the_pipe() -> None:
+    stream = Stream()
+    a, b = tile(128, 512, FP32), tile(128, 512, FP32)
+    scale(stream, a, b)
+    scale(stream, tile(128, 512, FP32), a)
+    assert starts(stream.evaluate())[1] == pytest.approx((512 + 100) / 0.96)
+
+
+def test_overwriting_on_the_same_engine_waits_for_nothing_more() -> None:
+    stream = Stream()
+    a, b = tile(128, 512, FP32), tile(128, 512, FP32)
+    scale(stream, a, b)
+    scale(stream, a, b)  # after its own write
+    scale(stream, b, tile(128, 512, FP32))  # after reads of b
+    assert starts(stream.evaluate()) == pytest.approx([0, ADD_512, 2 * ADD_512])
+
+
+def test_another_engine_waits_for_the_result_and_the_semaphore() -> None:
+    stream = Stream()
+    a = tile(128, 512, FP32)
+    scale(stream, a, tile(128, 512, FP32))
+    stream.compute("scalar", "activation", 0, (tile(128, 512),), (a,), "copy")
+    assert starts(stream.evaluate())[1] == pytest.approx((512 + 100) / 0.96 + HOP / 1.2)
+
+
+def test_another_engine_that_overwrites_waits_for_the_reading_only() -> None:
+    stream = Stream()
+    a = tile(128, 512, FP32)
+    scale(stream, tile(128, 512, FP32), a)
+    stream.compute("scalar", "activation", 0, (a,), (tile(128, 512),), "copy")
+    result = stream.evaluate()
+    assert starts(result)[1] == pytest.approx(ADD_512 + HOP / 1.2)
+    assert result.timings[1].cause == "WAR"
+
+
+def test_engines_without_a_hazard_run_side_by_side() -> None:
+    stream = Stream()
+    scale(stream, tile(128, 512, FP32), tile(128, 512, FP32))
+    stream.compute("scalar", "activation", 0, (tile(128, 512),), (tile(128, 512),), "copy")
+    stream.matmul(0, bank(128, 512), tile(128, 128), tile(128, 512))
+    assert starts(stream.evaluate()) == [0, 0, 0]
+
+
+def test_the_vector_and_scalar_engines_serialise_on_one_psum_bank_only() -> None:
+    for distance, start in ((0, ADD_512), (2048, 0.0)):
+        stream = Stream()
+        both = bank(128, 1024)
+        left = part(both, slice(0, 256))
+        right = part(both, slice(256, 512))._replace(offset=1024 + distance)
+        scale(stream, tile(128, 512, FP32), left._replace(shape=(128, 512), strides=(1, 2)))
+        stream.compute("scalar", "activation", 0, (tile(128, 256),), (right,), "copy")
+        assert starts(stream.evaluate())[1] == pytest.approx(start)
+
+
+def test_the_tensor_engine_writes_a_bank_while_another_engine_reads_it() -> None:
+    stream = Stream()
+    both = bank(128, 512)
+    scale(stream, tile(128, 256, FP32), part(both, slice(0, 256)))
+    stream.matmul(0, part(both, slice(256, 512)), tile(128, 128), tile(128, 256))
+    assert starts(stream.evaluate()) == [0, 0]
+
+
+def test_fast_vector_modes_and_gpsimd_take_turns_at_their_port() -> None:
+    stream = Stream()
+    stream.compute("gpsimd", "memset", 0, (tile(128, 128),), ())
+    stream.compute("vector", "tensor_copy", 0, (tile(128, 512),), (tile(128, 512),))
+    stream.compute("vector", "tensor_copy", 0, (tile(128, 512, FP32),), (tile(128, 512, FP32),))
+    pool = (150 + 128) / 1.2
+    assert starts(stream.evaluate()) == pytest.approx([0, pool, pool + (512 / 4 + 64) / 0.96])
+
+
+def test_row_tiles_of_the_pe_array_run_side_by_side() -> None:
+    stream = Stream()
+    for row in (0, 64, 0):
+        stream.matmul(
+            0,
+            bank(128, 512),
+            tile(64, 128, start=row),
+            tile(64, 512, start=row),
+            tile_position=(row, 0),
+            tile_size=(64, 128),
+        )
+    result = stream.evaluate()
+    assert starts(result) == pytest.approx([0, 0, 512 / 2.4])
+    assert result.busy_ns[0, "tensor"] == pytest.approx(3 * 512 / 2.4 / 2)
+
+
+def test_a_change_of_activation_function_loads_a_table() -> None:
+    stream = Stream()
+    for op in ("exp", "exp", "copy", "sqrt"):
+        stream.compute("scalar", "activation", 0, (tile(128, 56),), (tile(128, 56),), op)
+    times = starts(stream.evaluate())
+    assert times == pytest.approx([0, 1380, 1480, 1580])
+    assert stream.evaluate().modelled_ns == pytest.approx(1580 + 1280 + 56 / 1.2 + 290)
+
+
+def test_a_load_takes_first_byte_transfer_and_semaphore() -> None:
+    stream = Stream()
+    x = tile(128, 1024)
+    stream.load(x, hbm(128, 1024))
+    scale(stream, tile(128, 1024), x)
+    # 8 descriptors of 2 KiB on each of the 16 engines.
+    landed = 740 + 8 * (9 + 2048 / 24.5)
+    assert starts(stream.evaluate())[1] == pytest.approx(landed + 300)
+
+
+def test_a_wide_load_is_bound_by_hbm() -> None:
+    stream = Stream()
+    stream.load(tile(128, 16384), hbm(128, 16384))
+    assert stream.evaluate().modelled_ns == pytest.approx(740 + 128 * 32768 / 358 + 300)
+
+
+def test_a_queue_issues_one_instruction_in_600_ns_and_queues_issue_side_by_side() -> None:
+    stream = Stream()
+    for trigger in ("sync", "sync", "scalar", "sync"):
+        stream.load(tile(16, 64), hbm(16, 64), trigger)
+    assert starts(stream.evaluate()) == pytest.approx([0, 600, 0, 1200])
+
+
+def test_the_scalar_engine_triggers_in_its_own_order_and_goes_on() -> None:
+    stream = Stream()
+    stream.compute("scalar", "activation", 0, (tile(128, 512),), (tile(128, 512),), "copy")
+    stream.load(tile(16, 64), hbm(16, 64), "scalar")
+    stream.compute("scalar", "activation", 0, (tile(128, 512),), (tile(128, 512),), "copy")
+    busy = (512 + 64) / 1.2
+    assert starts(stream.evaluate()) == pytest.approx([0, busy, busy + 64 / 1.2])
+
+
+def test_two_queues_share_the_engines_in_turn() -> None:
+    stream = Stream()
+    for trigger in ("sync", "scalar"):
+        stream.load(tile(128, 8192), hbm(128, 8192), trigger)
+    first, second = (t.done for t in stream.evaluate().timings)
+    one = 128 * 16384 / 358
+    assert second == pytest.approx(740 + 2 * one + 300)
+    # In turn, the first ends one slice (about 0.5 us) before the second, not half-way.
+    assert second - 700 < first < second
+
+
+def test_an_indirect_load_is_prepared_by_gpsimd() -> None:
+    stream = Stream()
+    rows = hbm(4096, 128)._replace(indirect=True, shape=(128, 128))
+    stream.load(tile(128, 128), rows)
+    stream.compute("gpsimd", "memset", 0, (tile(128, 8),), ())
+    result = stream.evaluate()
+    prepared = (150 + 128) / 1.2
+    assert starts(result) == pytest.approx([0, prepared])
+    transfer = 8 * (9 + 256 / 24.5)
+    assert result.timings[0].done == pytest.approx(prepared + 740 + transfer + 300)
+
+
+def loop(stream: Stream, trips: int) -> None:
+    stream.loop("begin", 0)
+    for _ in range(trips):
+        stream.loop("iteration", 0)
+        scale(stream, tile(128, 512, FP32), tile(128, 512, FP32))
+        stream.compute("scalar", "activation", 0, (tile(128, 8),), (tile(128, 8),), "copy")
+    stream.loop("end", 0)
+
+
+def test_each_trip_of_a_dynamic_loop_costs_2_us_after_all_its_engines_met() -> None:
+    stream = Stream()
+    loop(stream, 2)
+    stream.matmul(0, bank(128, 512), tile(128, 128), tile(128, 512))
+    times = starts(stream.evaluate())
+    body = (512 + 100) / 0.96
+    assert times[0] == times[1] == pytest.approx(2000)
+    assert times[2] == times[3] == pytest.approx(2000 + body + 2000)
+    assert times[4] == 0  # the Tensor Engine has no part in the loop
+
+
+def test_without_barrier_each_engine_pays_its_own_trips() -> None:
+    stream = Stream()
+    loop(stream, 2)
+    free = BASE.with_measured({"loop_barrier": False})
+    times = starts(stream.evaluate(free))
+    act = 8 / 1.2 + 290
+    assert times == pytest.approx([2000, 2000, 4000 + (512 + 100) / 0.96, 4000 + act])
+
+
+def test_a_loop_waits_for_its_trip_count() -> None:
+    stream = Stream()
+    register = Access(99, "register", "int32", 4, 0, 0, (1,), (4,))
+    x = tile(1, 1, "int32")
+    stream.load(x, hbm(1, 1, "int32"), "sync")
+    stream.compute("sync", "register_load", 0, (register,), (x,))
+    stream.loop("begin", 0, (register,))
+    stream.loop("iteration", 0)
+    scale(stream, tile(128, 512, FP32), tile(128, 512, FP32))
+    stream.loop("end", 0)
+    landed = 740 + 9 + 4 / 24.5 + 300
+    assert starts(stream.evaluate())[2] == pytest.approx(landed + 100 + HOP / 0.96 + 2000)
+
+
+def test_ideal_drops_loop_costs_and_may_reorder_within_an_engine() -> None:
+    stream = Stream()
+    loop(stream, 2)
+    assert stream.evaluate(mode="ideal").modelled_ns == pytest.approx(ADD_512 + (512 + 100) / 0.96)
+    blocked = Stream()
+    x = tile(128, 512, FP32)
+    blocked.load(x, hbm(128, 512, FP32))
+    scale(blocked, tile(128, 512, FP32), x)
+    scale(blocked, tile(128, 512, FP32), tile(128, 512, FP32))
+    assert starts(blocked.evaluate())[2] > 1000
+    assert starts(blocked.evaluate(mode="ideal"))[2] == 0
+
+
+def test_cores_meet_at_a_barrier_and_have_engines_of_their_own() -> None:
+    stream = Stream(2)
+    shared = hbm(1, 8)
+    for core in (0, 1):
+        for _ in range(1 + core):
+            x = tile(128, 512, FP32)
+            stream.compute("vector", "tensor_copy", core, (x,), (tile(128, 512, FP32),))
+        stream.compute("vector", "core_barrier", core, (shared,), (shared,))
+        stream.compute("vector", "memset", core, (tile(128, 8),), ())
+    times = starts(stream.evaluate())
+    assert times[0] == times[3] == 0
+    assert times[2] == times[6] == pytest.approx(2 * ADD_512 + 1000)
+
+
+def test_a_barrier_that_one_core_never_reaches_is_an_error() -> None:
+    stream = Stream(2)
+    shared = hbm(1, 8)
+    for core in (0, 1, 1):
+        stream.compute("gpsimd", "core_barrier", core, (shared,), (shared,))
+    with pytest.raises(ValueError, match="core_barrier number 1 is reached by core 1 only"):
+        stream.evaluate()
+
+
+def test_a_sendrecv_starts_on_both_cores_at_once() -> None:
+    stream = Stream(2)
+    x = tile(128, 512, FP32)
+    stream.compute("vector", "memset", 1, (x,), ())
+    for core, src in ((0, tile(128, 512, FP32)), (1, x)):
+        stream.dma("sendrecv", core, (tile(128, 512, FP32),), (src,))
+    times = starts(stream.evaluate())
+    assert times[1] == times[2] > 0
