@@ -13,6 +13,9 @@ Buffer = Literal["sbuf", "psum", "hbm", "register"]
 Engine = Literal["tensor", "vector", "scalar", "gpsimd", "sync", "dma"]
 LoopEdge = Literal["begin", "iteration", "end"]
 
+WHOLE_ARRAY = (128, 128)
+"""Tile size of a matmul that takes the whole PE array."""
+
 
 class Access(NamedTuple):
     """Memory that one operand touches: a strided pattern in one storage.

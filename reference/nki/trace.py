@@ -19,6 +19,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Self
 
 from .records import (
+    WHOLE_ARRAY,
     Access,
     Dma,
     Engine,
@@ -45,7 +46,6 @@ __all__ = [
 ]
 
 _INTERPRETER = str(Path(__file__).parent)
-_WHOLE_ARRAY = (128, 128)
 
 
 class Trace:
@@ -109,7 +109,7 @@ class Trace:
         perf_mode: str = "none",
         is_transpose: bool = False,
         tile_position: tuple[int, int] = (0, 0),
-        tile_size: tuple[int, int] = _WHOLE_ARRAY,
+        tile_size: tuple[int, int] = WHOLE_ARRAY,
     ) -> None:
         """An `nc_matmul`. `nc_transpose` on the Tensor Engine goes through `compute`."""
         code, line = _kernel_line()

@@ -5,7 +5,7 @@ before a later one may start. Memory is compared by address (`overlap.py`), so t
 or a tile placed over another one orders its users as the hardware's semaphores would.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -24,12 +24,13 @@ class Edge(NamedTuple):
     hazard: Hazard
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Region:
     """One distinct access pattern of a storage, with who used it last."""
 
-    footprint: Footprint | None
-    """None: indirect, may be anything in the storage."""
+    access: Access
+    footprint: Footprint | None = None
+    """Bytes of a direct access, once something had to be compared with it."""
     writers: list["_Region"] = field(default_factory=list)
     """Written patterns that overlap it, itself included when it is written."""
     readers: list["_Region"] = field(default_factory=list)
@@ -43,10 +44,8 @@ class _Region:
     """A write has waited for `reads` since the last reader came: the next reader, which waits for
     that write, stands for them."""
 
-    def meets(self, other: "_Region") -> bool:
-        if self.footprint is None or other.footprint is None:
-            return True
-        return overlaps(self.footprint, other.footprint)
+
+_EVERYTHING = (0, 1 << 60, 0, 1 << 60)
 
 
 class _Storage:
@@ -56,31 +55,42 @@ class _Storage:
         self.regions: list[_Region] = []
         self._by_access: dict[Access, _Region] = {}
         self._hulls = np.empty((0, 4), dtype=np.int64)
+        self._num_hulls = 0
 
     def region(self, access: Access) -> _Region:
         found = self._by_access.get(access)
         if found is None:
-            footprint = None if access.indirect else Footprint.of(access)
-            found = self._by_access[access] = _Region(footprint)
-            index = len(self.regions)
-            if index == len(self._hulls):
-                grown = np.empty((max(16, 2 * index), 4), dtype=np.int64)
-                grown[:index] = self._hulls
-                self._hulls = grown
-            f = found.footprint
-            everything = (0, 1 << 60, 0, 1 << 60)
-            self._hulls[index] = (f.p0, f.p1, f.start, f.stop) if f else everything
+            found = self._by_access[access] = _Region(access)
             self.regions.append(found)
         return found
 
-    def neighbours(self, region: _Region) -> Iterable[_Region]:
-        hulls = self._hulls[: len(self.regions)]
-        f = region.footprint
-        if f is None:
+    def _add_hulls(self) -> None:
+        """Bounds of the patterns that came since the last comparison."""
+        if len(self.regions) > len(self._hulls):
+            grown = np.empty((max(16, 2 * len(self.regions)), 4), dtype=np.int64)
+            grown[: self._num_hulls] = self._hulls[: self._num_hulls]
+            self._hulls = grown
+        for index in range(self._num_hulls, len(self.regions)):
+            region = self.regions[index]
+            if region.access.indirect:
+                self._hulls[index] = _EVERYTHING
+            else:
+                f = region.footprint = Footprint.of(region.access)
+                self._hulls[index] = (f.p0, f.p1, f.start, f.stop)
+        self._num_hulls = len(self.regions)
+
+    def neighbours(self, region: _Region) -> list[_Region]:
+        """Patterns that overlap this one, itself included."""
+        if len(self.regions) == 1 or region.access.indirect:
             return self.regions
+        self._add_hulls()
+        f = region.footprint
+        assert f is not None
+        hulls = self._hulls[: self._num_hulls]
         near = (hulls[:, 0] < f.p1) & (hulls[:, 1] > f.p0)
         near &= (hulls[:, 2] < f.stop) & (hulls[:, 3] > f.start)
-        return [r for r in (self.regions[i] for i in near.nonzero()[0]) if region.meets(r)]
+        candidates = [self.regions[i] for i in near.nonzero()[0].tolist()]
+        return [r for r in candidates if r.footprint is None or overlaps(f, r.footprint)]
 
     def mark_written(self, region: _Region) -> None:
         """First write to a pattern: tell all that overlap it, and learn who reads there."""

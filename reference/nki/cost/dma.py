@@ -31,8 +31,6 @@ class Transfer:
     num_descriptors: int
     engine_ns: NDArray[np.float64]
     """[16] time of each engine."""
-    least_ns: float
-    """Bound on the whole transfer that no engine split lifts (SBUF to SBUF transpose)."""
 
 
 def _piece(a: int, b: int) -> int:
@@ -66,16 +64,16 @@ def transfer(record: Dma, c: CostConstants) -> Transfer:
     if record.skipped_rows:
         moved = 1 - record.skipped_rows / _indirect_rows(record)
         nbytes, hbm_bytes = int(nbytes * moved), int(hbm_bytes * moved)
-    least = 0.0
     if record.transpose:
         if sources[0].on_chip and dst.on_chip:
-            rate = c.dma_transpose_sbuf * NUM_ENGINES * c.dma_documented_engine_rate
-            least = nbytes / rate
+            share = nbytes / NUM_ENGINES
+            rate = c.dma_transpose_sbuf * c.dma_documented_engine_rate
+            engine_ns = np.maximum(engine_ns, share / rate)
         else:
             engine_ns /= c.dma_transpose_hbm
     if record.opcode == "dma_compute":
         engine_ns /= c.dma_compute_share
-    return Transfer(nbytes, hbm_bytes, descriptors, engine_ns, least)
+    return Transfer(nbytes, hbm_bytes, descriptors, engine_ns)
 
 
 def _num_sources(record: Dma) -> int:

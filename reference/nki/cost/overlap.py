@@ -60,9 +60,11 @@ class Footprint:
 
     def _index(self, strides: list[int], origin: int) -> list[tuple[int, int]] | None:
         """Half-open box in the lattice of `strides` (largest first, the last is one byte), or
-        None when the pattern wraps around in a dimension.
+        None when the pattern wraps around in a dimension or steps over itself.
         """
         sizes = {stride: size for size, stride in self.dims}
+        if len(sizes) < len(self.dims):
+            return None
         box, rest, outer = [], self.start - origin, None
         for stride in strides:
             first, rest = divmod(rest, stride)
@@ -93,7 +95,7 @@ def overlaps(a: Footprint, b: Footprint) -> bool:
     """Whether the two touch a common byte of a common partition (partitions taken as ranges)."""
     if a.p1 <= b.p0 or b.p1 <= a.p0 or a.stop <= b.start or b.stop <= a.start:
         return False
-    if not a.dims and not b.dims:
+    if a is b or (not a.dims and not b.dims):
         return True
     disjoint = _boxes_disjoint(a, b)
     if disjoint is not None:

@@ -9,12 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..records import Access, Dma, Instruction, Launch, LoopMark, Matmul, Record
+from ..records import WHOLE_ARRAY, Access, Dma, Instruction, Launch, LoopMark, Matmul, Record
 from .constants import CostConstants
 from .dependencies import Edge, hazards
 from .dma import Transfer, transfer
 from .occupancy import Occupancy, occupancy
-from .overlap import Footprint
 
 PSUM_BANK_BYTES = 2048
 _MEETING_OPCODES = ("core_barrier", "sendrecv")
@@ -49,7 +48,8 @@ class Step:
     """Queue that a DMA goes through; its stream only issues it."""
     meeting: Meeting | None = None
     quadrants: tuple[int, ...] = ()
-    """Blocks of 32 x 32 of the PE array that a matmul keeps busy."""
+    """Blocks of 32 x 32 of the PE array that a matmul keeps busy; empty in a launch whose matmuls
+    all take the whole array."""
     reads_banks: tuple[tuple[int, int], ...] = ()
     writes_banks: tuple[tuple[int, int], ...] = ()
     """(storage, PSUM bank) touched."""
@@ -80,14 +80,14 @@ def _quadrants(record: Instruction) -> tuple[int, ...]:
 
 
 def _banks(accesses: Iterable[Access]) -> tuple[tuple[int, int], ...]:
-    found = set()
+    found = []
     for access in accesses:
         if access.buffer == "psum":
-            footprint = Footprint.of(access)
-            last = max(footprint.start, footprint.stop - 1) // PSUM_BANK_BYTES
-            for bank in range(footprint.start // PSUM_BANK_BYTES, last + 1):
-                found.add((access.storage, bank))
-    return tuple(sorted(found))
+            span = sum((n - 1) * s for n, s in access.free_dims) + access.itemsize
+            last = (access.offset + span - 1) // PSUM_BANK_BYTES
+            for bank in range(access.offset // PSUM_BANK_BYTES, last + 1):
+                found.append((access.storage, bank))
+    return tuple(found)
 
 
 class _Queues:
@@ -141,14 +141,42 @@ def _loop_streams(records: Sequence[Record], streams: Sequence[Stream]) -> dict[
     return result
 
 
+def _signature(record: Instruction) -> tuple[object, ...]:
+    """What the cost of an instruction depends on, as far as its operands go."""
+    operands = record.writes + record.reads
+    shapes = [(a.buffer, a.dtype, a.shape, a.strides, a.indirect) for a in operands]
+    return (len(record.writes), *shapes)
+
+
 class _Builder:
     """Adds the steps of a launch one record at a time."""
 
-    def __init__(self, constants: CostConstants) -> None:
+    def __init__(self, constants: CostConstants, tiled: bool) -> None:
         self.constants = constants
+        self.tiled = tiled
         self.steps: list[Step] = []
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._num_meetings: dict[tuple[str, int], int] = defaultdict(int)
+
+        self._occupancy: dict[object, Occupancy] = {}
+        self._transfer: dict[object, Transfer] = {}
+
+    def _occupancy_of(self, record: Instruction) -> Occupancy:
+        mode = (record.perf_mode, record.is_transpose) if isinstance(record, Matmul) else ()
+        key = (record.engine, record.opcode, record.op, mode, _signature(record))
+        found = self._occupancy.get(key)
+        if found is None:
+            found = self._occupancy[key] = occupancy(record, self.constants)
+        return found
+
+    def _transfer_of(self, record: Dma) -> Transfer:
+        partitions = [a.partition for a in (*record.writes, *record.reads)]
+        extra = (record.opcode, record.transpose, record.skipped_rows)
+        key = (extra, *partitions, _signature(record))
+        found = self._transfer.get(key)
+        if found is None:
+            found = self._transfer[key] = transfer(record, self.constants)
+        return found
 
     def add(self, step: Step) -> None:
         step.index = len(self.steps)
@@ -160,14 +188,14 @@ class _Builder:
         """Append the step of a compute instruction or of a DMA, with its meeting if it has one."""
         c = self.constants
         if isinstance(record, Dma):
-            payload = transfer(record, c)
+            payload = self._transfer_of(record)
             slot = _issue(stream, payload, c)
             step = Step(-1, stream, record, slot, edges, payload, queue)
         else:
             banks = _banks(record.reads), _banks(record.writes)
-            step = Step(-1, stream, record, occupancy(record, c), edges)
+            step = Step(-1, stream, record, self._occupancy_of(record), edges)
             step.reads_banks, step.writes_banks = banks
-            if record.engine == "tensor":
+            if self.tiled and record.engine == "tensor":
                 step.quadrants = _quadrants(record)
         if record.opcode in _MEETING_OPCODES:
             # The n-th of one core meets the n-th of the other.
@@ -212,9 +240,10 @@ def _issue(stream: Stream, payload: Transfer, c: CostConstants) -> Occupancy:
 
 def plan(launch: Launch, constants: CostConstants, loops: bool = True) -> Plan:
     """Steps of a launch. `loops=False` drops loop edges, as if loops were unrolled for free."""
-    builder = _Builder(constants)
-    queues = _Queues(constants)
     records = launch.records
+    tiled = any(isinstance(r, Matmul) and r.tile_size != WHOLE_ARRAY for r in records)
+    builder = _Builder(constants, tiled)
+    queues = _Queues(constants)
     edges = hazards(records)
     issue: list[Stream] = []
     queue: list[Stream | None] = []
