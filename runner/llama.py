@@ -80,15 +80,15 @@ class Llama:
     """
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, dtype: str = "float32") -> None:
-        """Rounds `weights` in place when `dtype` is bfloat16. ValueError for another dtype."""
+        """Uses `weights` as they are in float32, a rounded copy of them in bfloat16.
+
+        ValueError for another dtype.
+        """
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
         self.config = config
-        self.weights = weights
         self.dtype = np.dtype(DTYPES[dtype])
-        if dtype != "float32":
-            for array in _arrays(weights):
-                array[...] = self._rounded(array)
+        self.weights = weights if dtype == "float32" else _mapped(weights, self._rounded)
         self._cos, self._sin = rope_tables(
             config.head_dim, config.max_position_embeddings, config.rope_theta
         )
@@ -172,11 +172,18 @@ def apply_rope(
     return result
 
 
-def _arrays(weights: LlamaWeights) -> list[Float32Array]:
-    """Every array of the model once."""
-    arrays = [weights.embedding, weights.final_norm]
-    if weights.lm_head is not weights.embedding:
-        arrays.append(weights.lm_head)
-    for layer in weights.layers:
-        arrays.extend(vars(layer).values())
-    return arrays
+def _mapped(
+    weights: LlamaWeights, function: Callable[[Float32Array], Float32Array]
+) -> LlamaWeights:
+    """Apply `function` to every array once: tied embeddings stay tied."""
+    embedding = function(weights.embedding)
+    tied = weights.lm_head is weights.embedding
+    return LlamaWeights(
+        embedding,
+        tuple(
+            LayerWeights(**{name: function(array) for name, array in vars(layer).items()})
+            for layer in weights.layers
+        ),
+        function(weights.final_norm),
+        embedding if tied else function(weights.lm_head),
+    )

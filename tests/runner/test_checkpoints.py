@@ -40,8 +40,8 @@ def test_a_hugging_face_folder_gives_the_logits_of_the_same_model(tmp_path: Path
     """Its RoPE is half split and its rows are ordered for it, so only the right pairing agrees."""
     checkpoint = load_checkpoint(write_hugging_face(tmp_path / "m", random_weights()))
     read = plain_logits(Llama(checkpoint.config, checkpoint.weights), PROMPT)
-    rounded = Llama(CONFIG, random_weights(), "bfloat16")  # rounds the weights as the file does
-    expected = plain_logits(Llama(CONFIG, rounded.weights), PROMPT)
+    rounded = Llama(CONFIG, random_weights(), "bfloat16").weights  # as the file stores them
+    expected = plain_logits(Llama(CONFIG, rounded), PROMPT)
     np.testing.assert_allclose(read, expected, atol=1e-3)
     assert checkpoint.tokenizer.stop_token_ids == (2, 0)
     assert checkpoint.tokenizer.bos_token == "<|im_start|>"

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from segattn.runner.llama import apply_rope, rms_norm, rope_tables, silu
+from segattn.runner.llama import Llama, apply_rope, rms_norm, rope_tables, silu
 from segattn.runner.plain_forward import compare_with_plain, dense_causal_attention, plain_logits
 
 from .random_model import CONFIG, random_model, random_weights
@@ -103,9 +103,12 @@ def test_bfloat16_rounds_weights_and_activations() -> None:
     assert 0 < difference < 2
 
 
-def test_tied_weights_are_rounded_once() -> None:
+def test_rounding_copies_the_weights_and_keeps_tied_embeddings_tied() -> None:
     weights = random_weights(tied=True)
-    assert weights.lm_head is weights.embedding
+    before = weights.embedding.copy()
+    rounded = Llama(CONFIG, weights, "bfloat16").weights
+    assert rounded.lm_head is rounded.embedding
+    np.testing.assert_array_equal(weights.embedding, before)
 
 
 def test_an_unknown_dtype_is_refused_with_the_allowed_ones() -> None:

@@ -1,0 +1,76 @@
+"""The command `segattn`: a table of sub-commands, each imported only when it is called.
+
+A sub-command is a function `main(argv) -> exit status`. 0: all done; 1: part of the work failed
+and the rest was done; 2: nothing was done, because of an argument, a file or a missing library.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from .. import __version__
+from .extras import MissingExtraError
+
+PARTLY_FAILED = 1
+NOTHING_DONE = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: its function, as `module:function` within the package, and one help line."""
+
+    target: str
+    help: str
+
+
+COMMANDS = {
+    "generate": Command(
+        "runner.generate:main", "continue prompts with a real model, our scheduler and kernels"
+    ),
+    "env": Command("runner.env:main", "print what a bug report needs"),
+    "lint": Command(
+        "reference.nki.lint.command:main", "check NKI kernels against the compiler's Python subset"
+    ),
+    "replay": Command("scheduler.replay:main", "replay recorded traces of vLLM's scheduler"),
+}
+
+
+def main() -> None:
+    """Run the sub-command named on the command line and exit with its status."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        sys.exit(0 if arguments else NOTHING_DONE)
+    name, *rest = arguments
+    if name == "--version":
+        print(f"segattn {__version__}")
+        sys.exit(0)
+    if name not in COMMANDS:
+        sys.exit(failure(f"no command {name!r}: must be one of {', '.join(COMMANDS)}"))
+    try:
+        sys.exit(_load(COMMANDS[name])(rest))
+    except MissingExtraError as error:
+        sys.exit(failure(str(error)))
+
+
+def usage() -> str:
+    """The list of sub-commands."""
+    lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        ["usage: segattn COMMAND ...   (segattn COMMAND --help tells more)", "", *lines]
+    )
+
+
+def failure(message: str) -> int:
+    """Print one error line on stderr; returns the exit status for nothing done."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return NOTHING_DONE
+
+
+def _load(command: Command) -> Callable[[Sequence[str]], int]:
+    module, _, function = command.target.partition(":")
+    loaded: Callable[[Sequence[str]], int] = getattr(
+        import_module(f"...{module}", __name__), function
+    )
+    return loaded

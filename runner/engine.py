@@ -1,0 +1,178 @@
+"""The engine loop: requests in, scheduled steps through the model, completions out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..scheduler import (
+    EngineCoreOutput,
+    NeuronPolicy,
+    NeuronScheduler,
+    Request,
+    RequestError,
+    SchedulerConfig,
+    SchedulerOutput,
+)
+from ..scheduler.output import FinishReason
+from ..scheduler.policy import check_schedulable
+from .compile_plan import CompilePlan
+from .llama import Float32Array, Llama
+from .model_runner import ModelRunner, StepResult
+
+
+@dataclass(frozen=True)
+class Step:
+    """One executed step, for tables and logs. Token counts are summed over its requests."""
+
+    index: int
+    state: str
+    """State of the scheduler: ACTIVE_PREFILL or ACTIVE_DECODE."""
+    request_ids: tuple[str, ...]
+    num_tokens: int
+    """Real tokens."""
+    num_tokens_padded: int
+    """Rows of the bucket, real tokens included."""
+    bucket: int
+    graph: str
+    """Kind of the compiled graph."""
+    num_prior_tokens: int
+    """Tokens that were in the cache before."""
+    num_new_tokens: int
+    """Tokens sampled."""
+
+
+@dataclass
+class Completion:
+    """What a request has produced so far."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    """None while the request runs."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    logits: list[Float32Array] = field(default_factory=list)
+    """Logits [vocab] behind each token, when the engine keeps them."""
+
+
+class Engine:
+    """Serves requests on one model with the Neuron scheduler.
+
+    `segattn.kernels` does every attention of every layer. With float32 weights the greedy tokens
+    of a request do not depend on what else is served, on buckets, chunks or cache hits.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        config: SchedulerConfig,
+        *,
+        policy: NeuronPolicy | None = None,
+        decode_context_length_buckets: Sequence[int] = (),
+        kv_segment_size: int = 2048,
+        keep_logits: bool = False,
+    ) -> None:
+        """Allocate the cache and derive the compile plan.
+
+        ValueError for a max_model_len beyond the model's positions and for bad bucket lists.
+        """
+        largest = model.config.max_position_embeddings
+        if config.max_model_len > largest:
+            raise ValueError(
+                f"max_model_len={config.max_model_len}: must be at most {largest}, "
+                "the number of positions of the model"
+            )
+        self.config = config
+        self.scheduler = NeuronScheduler(config, policy or NeuronPolicy())
+        self.plan = CompilePlan(
+            config,
+            max_decode_seqs=self._most_concurrent(),
+            decode_context_length_buckets=decode_context_length_buckets,
+        )
+        self.runner = ModelRunner(model, config, self.plan, kv_segment_size=kv_segment_size)
+        self.completions: dict[str, Completion] = {}
+        """Every request ever taken, by id."""
+        self._vocab_size = model.config.vocab_size
+        self._keep_logits = keep_logits
+        self._num_steps = 0
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. RequestError, with nothing changed, for one that can never be served.
+
+        Refused here: an id used before, an empty prompt, a token outside the vocabulary, a prompt
+        of max_model_len or longer, a need of more blocks than the cache has, max_tokens < 1.
+        """
+        if request.request_id in self.completions:
+            raise RequestError(request.request_id, "this id is already in use: ids must be unique")
+        bad = [token for token in request.prompt_token_ids if not 0 <= token < self._vocab_size]
+        if bad:
+            raise RequestError(
+                request.request_id,
+                f"prompt token id {bad[0]}: must be within 0..{self._vocab_size - 1}",
+            )
+        check_schedulable(request, self.config, asynchronous=False)
+        self.scheduler.add_request(request)
+        self.completions[request.request_id] = Completion(list(request.prompt_token_ids))
+
+    def has_requests(self) -> bool:
+        """Whether a further step has something to do."""
+        return bool(self.scheduler.has_requests())
+
+    def step(self) -> Step | None:
+        """Schedule and execute one step. None when it only cleared finished requests away.
+
+        RuntimeError when unfinished requests exist and nothing was scheduled.
+        """
+        scheduled = self.scheduler.schedule()
+        state = self.scheduler.state.name  # of this step; the update may leave nothing to do
+        result = self.runner.execute_model(scheduled)
+        outputs = self.scheduler.update_from_output(scheduled, result.output)
+        for output in outputs:
+            self._record(output, result)
+        if not scheduled.num_scheduled_tokens:
+            if self.scheduler.get_num_unfinished_requests():
+                raise RuntimeError("no progress: requests are unfinished and none was scheduled")
+            return None
+        for new in scheduled.scheduled_new_reqs:
+            self.completions[new.req_id].num_cached_tokens = new.num_computed_tokens
+        self._num_steps += 1
+        return self._described(state, scheduled, result)
+
+    def run(self) -> Iterator[Step]:
+        """Step until every request is finished, yielding each executed step."""
+        while self.has_requests():
+            step = self.step()
+            if step is not None:
+                yield step
+
+    def _most_concurrent(self) -> int:
+        """Most requests that the scheduler lets live in the cache at once."""
+        if self.scheduler.neuron_policy.kv_admission == "worst_case":
+            return self.scheduler.max_kv_concurrent
+        return self.scheduler.num_usable_blocks
+
+    def _record(self, output: EngineCoreOutput, result: StepResult) -> None:
+        completion = self.completions[output.request_id]
+        completion.token_ids += output.new_token_ids
+        completion.finish_reason = output.finish_reason
+        if self._keep_logits and output.new_token_ids:
+            completion.logits.append(result.logits[output.request_id])
+
+    def _described(self, state: str, scheduled: SchedulerOutput, result: StepResult) -> Step:
+        prior = dict(
+            zip(
+                scheduled.scheduled_cached_reqs.req_ids,
+                scheduled.scheduled_cached_reqs.num_computed_tokens,
+                strict=True,
+            )
+        ) | {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
+        return Step(
+            index=self._num_steps - 1,
+            state=state,
+            request_ids=tuple(scheduled.num_scheduled_tokens),
+            num_tokens=scheduled.total_num_scheduled_tokens,
+            num_tokens_padded=sum(shape.bucket for shape in result.shapes),
+            bucket=max(shape.bucket for shape in result.shapes),
+            graph=result.shapes[0].kind,
+            num_prior_tokens=sum(prior.values()),
+            num_new_tokens=len(result.logits),
+        )

@@ -1,0 +1,70 @@
+"""The paged KV cache of every layer, and attention over it through the kernels."""
+
+import numpy as np
+
+from ..reference import attention as kernels
+from .llama import Array, Attention, LlamaConfig
+from .padding import DecodeInputs, PrefillInputs
+
+BACKEND = "reference"
+"""What executes the kernels."""
+
+
+class PagedKVCache:
+    """Keys and values of all layers in blocks; block 0 is the scheduler's null block.
+
+    `keys` and `values` are [layers, num_blocks, num_kv_heads, block_size, head_dim] in the
+    model's dtype. The kernels write them in place, through slots, and never elsewhere.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, num_blocks: int, block_size: int, dtype: np.dtype[np.generic]
+    ) -> None:
+        shape = (
+            config.num_layers,
+            num_blocks,
+            config.num_kv_heads,
+            block_size,
+            config.head_dim,
+        )
+        self.keys: Array = np.zeros(shape, dtype)
+        self.values: Array = np.zeros(shape, dtype)
+
+    def prefill_attention(self, inputs: PrefillInputs, kv_segment_size: int) -> Attention:
+        """Attention of one chunk that also stores it: causal over itself and what came before."""
+
+        def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+            k_cache, v_cache = self.keys[layer], self.values[layer]
+            if inputs.prior_tokens == 0:
+                out, _, _ = kernels.padded_prefill(
+                    q, k, v, k_cache, v_cache, inputs.slot_mapping, inputs.num_tokens
+                )
+                return out
+            kernels.write_kv_cache(k, v, k_cache, v_cache, inputs.slot_mapping)
+            return kernels.segmented_attention(
+                q,
+                k,
+                v,
+                k_cache,
+                v_cache,
+                inputs.block_table,
+                inputs.prior_tokens,
+                inputs.num_tokens,
+                kv_segment_size=kv_segment_size,
+            )
+
+        return attend
+
+    def decode_attention(self, inputs: DecodeInputs) -> Attention:
+        """Attention of one new token per request, stored first, over the request's context."""
+
+        def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+            k_cache, v_cache = self.keys[layer], self.values[layer]
+            kernels.write_kv_cache(k, v, k_cache, v_cache, inputs.slot_mapping)
+            queries = np.ascontiguousarray(q.transpose(1, 0, 2))[:, :, None]  # [B, Hq, 1, d]
+            out = kernels.paged_decode(
+                queries, k_cache, v_cache, inputs.block_tables, inputs.context_lens
+            )
+            return out[:, :, 0].transpose(1, 0, 2)
+
+        return attend

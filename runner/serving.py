@@ -1,0 +1,92 @@
+"""Serve a list of prompts through an engine and gather what happened."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..scheduler import Request, RequestError
+from .engine import Engine, Step
+from .llama import Llama
+from .plain_forward import NOTHING_COMPARED, Comparison, compare_with_plain
+from .progress import ShowProgress
+from .tokenizer import Tokenizer
+
+
+@dataclass
+class PromptResult:
+    """What became of one prompt: a continuation, or the error that refused it."""
+
+    request_id: str
+    prompt: str
+    prompt_token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    """The generated text alone, without special tokens."""
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    error: str | None = None
+
+
+def submit(
+    engine: Engine, tokenizer: Tokenizer, prompts: Sequence[str], max_tokens: int, *, chat: bool
+) -> list[PromptResult]:
+    """Queue every prompt under its number as id; a refused one keeps its error and is left out."""
+    encode = tokenizer.encode_chat if chat else tokenizer.encode
+    results = []
+    for number, prompt in enumerate(prompts):
+        result = PromptResult(str(number), prompt)
+        results.append(result)
+        result.prompt_token_ids = encode(prompt) if prompt else []
+        request = Request(
+            result.request_id,
+            result.prompt_token_ids,
+            max_tokens,
+            eos_token_id=tokenizer.stop_token_ids[0],
+            stop_token_ids=tokenizer.stop_token_ids[1:],
+        )
+        try:
+            engine.add_request(request)
+        except RequestError as error:
+            result.error = str(error)
+    return results
+
+
+def serve(
+    engine: Engine, tokenizer: Tokenizer, results: Sequence[PromptResult], progress: ShowProgress
+) -> list[Step]:
+    """Run the engine until all queued prompts are done; fills `results`, returns the steps."""
+    accepted = [result for result in results if result.error is None]
+    steps: list[Step] = []
+    with progress("warming up graphs", len(engine.plan.shapes)) as advance:
+        for _ in engine.runner.warm_up():
+            advance(1)
+    most_tokens = sum(request.max_tokens for request in engine.scheduler.requests.values())
+    with progress("generating tokens", most_tokens) as advance:
+        for step in engine.run():
+            steps.append(step)
+            advance(step.num_new_tokens)
+    for result in accepted:
+        completion = engine.completions[result.request_id]
+        result.token_ids = completion.token_ids
+        result.text = tokenizer.decode(completion.token_ids)
+        result.finish_reason = completion.finish_reason
+        result.num_cached_tokens = completion.num_cached_tokens
+    return steps
+
+
+def check(
+    model: Llama, engine: Engine, results: Sequence[PromptResult], progress: ShowProgress
+) -> Comparison:
+    """Compare every served token with the plain forward pass of `model`."""
+    accepted = [result for result in results if result.error is None]
+    comparison = NOTHING_COMPARED
+    with progress("checking requests", len(accepted)) as advance:
+        for result in accepted:
+            comparison |= compare_with_plain(
+                model,
+                result.prompt_token_ids,
+                result.token_ids,
+                engine.completions[result.request_id].logits,
+            )
+            advance(1)
+    return comparison
