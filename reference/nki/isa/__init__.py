@@ -21,7 +21,7 @@ from .enums import (
     oob_mode,
     reduce_cmd,
 )
-from .matmul import nc_matmul, nc_transpose
+from .matmul import nc_matmul
 from .reduce import tensor_reduce, tensor_scalar_reduce
 from .register_moves import (
     get_nc_sub_version,
@@ -31,8 +31,11 @@ from .register_moves import (
     register_move,
     register_store,
 )
-from .select import affine_select, iota, range_select
-from .vector import reciprocal, scalar_tensor_tensor, tensor_scalar, tensor_tensor
+from .select import affine_select, iota
+from .select_reduce import range_select, select_reduce
+from .tensor_ops import reciprocal, scalar_tensor_tensor, tensor_tensor
+from .tensor_scalar import tensor_scalar
+from .transpose import nc_transpose
 
 tensor_engine = engine.tensor
 vector_engine = engine.vector
@@ -77,6 +80,7 @@ __all__ = [
     "register_store",
     "scalar_engine",
     "scalar_tensor_tensor",
+    "select_reduce",
     "sendrecv",
     "tensor_copy",
     "tensor_copy_predicated",

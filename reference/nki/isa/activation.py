@@ -14,11 +14,11 @@ from ..ops import NAMES
 from ..regions import NUM_PARTITIONS
 from ..strict import level, violation
 from ..tensor import NkiTensor
+from .elementwise import signature
 from .enums import NkiInstruction, reduce_cmd
 from .execute import finish, fp32, operand_value, put, target
 from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
 from .reduce import check_command, read_sum
-from .vector import signature
 
 _F32: Final = frozenset({"float32"})
 _BIAS: Final = frozenset(NUMPY) - {"tfloat32"}

@@ -11,6 +11,7 @@ from ..errors import NkiValidationError
 from ..records import Engine
 from ..regions import ON_CHIP, PSUM
 from ..tensor import NkiTensor
+from .elementwise import choose_engine, signature
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, put, raw, target
 from .operands import (
@@ -20,7 +21,6 @@ from .operands import (
     check_tile,
     is_tensor,
 )
-from .vector import _choose_engine, signature
 
 _PREDICATES: Final = frozenset({"uint8", "uint16", "uint32"})
 _copies: dict[object, Any] = {}
@@ -51,7 +51,7 @@ def _plan_copy(me: str, dst: Any, src: Any, wanted: engine) -> tuple[Engine, boo
     out, source = check_tile(me, "dst", dst), check_tile(me, "src", src)
     check_destination(me, dst)
     check_same_size(me, "src", source, out)
-    chosen = _choose_engine(me, wanted, (engine.vector, engine.scalar, engine.gpsimd), "vector")
+    chosen = choose_engine(me, wanted, (engine.vector, engine.scalar, engine.gpsimd), "vector")
     if chosen == "gpsimd" and PSUM in (out.region, source.region):
         raise NkiValidationError(
             f"{me}: GpSimd cannot access PSUM; use the vector or scalar engine"
@@ -91,7 +91,7 @@ def _plan_memset(me: str, dst: Any, value: Any, wanted: engine) -> Engine:
         raise NkiValidationError(
             f"{me}: value {value!r} for a tile of dtype {out.dtype}; integer tiles take integers"
         )
-    chosen = _choose_engine(me, wanted, (engine.vector, engine.gpsimd), "vector")
+    chosen = choose_engine(me, wanted, (engine.vector, engine.gpsimd), "vector")
     if chosen == "gpsimd" and out.region is PSUM:
         raise NkiValidationError(f"{me}: GpSimd cannot access PSUM; use the vector engine")
     return chosen

@@ -7,18 +7,18 @@ from typing import Any, Final
 import numpy as np
 
 from .. import trace
-from ..access_pattern import out_of_bounds, resolve, row_indices
+from ..access_pattern import out_of_bounds, resolve
 from ..core import current
 from ..dtypes import Array, cast_through_fp32
-from ..errors import NkiValidationError, OutOfBoundsError, at_kernel_line
+from ..errors import NkiValidationError
 from ..regions import HBM, PSUM, SBUF
 from ..storage import View
-from ..strict import violation
 from ..tensor import NkiTensor
+from .dma_rows import gather_rows, scatter, store_rows
+from .elementwise import signature
 from .enums import NkiInstruction, dge_mode, engine, oob_mode
 from .execute import account, handed_over, target
 from .operands import check_destination
-from .vector import signature
 
 _REGIONS: Final = HBM | {SBUF}
 _plans: dict[object, bool] = {}
@@ -45,7 +45,7 @@ def dma_copy(
     skip = oob_mode is _SKIP
     skipped = 0
     if src.dynamic is None and dst.dynamic is None:
-        _store(me, dst, _load(me, src))
+        store(me, dst, load(me, src))
     else:
         if dge_mode is not _UNKNOWN:
             _check_dynamic_mode(me, dst, src, dge_mode)
@@ -125,7 +125,7 @@ def _check_dynamic_mode(me: str, dst: NkiTensor, src: NkiTensor, dge: dge_mode) 
             )
 
 
-def _load(me: str, t: NkiTensor, view: View | None = None) -> Array:
+def load(me: str, t: NkiTensor, view: View | None = None) -> Array:
     view = t.v if view is None else view
     storage = t.storage
     if storage.watch is not None:
@@ -135,7 +135,7 @@ def _load(me: str, t: NkiTensor, view: View | None = None) -> Array:
     return view.array
 
 
-def _store(me: str, dst: NkiTensor, values: Array) -> None:
+def store(me: str, dst: NkiTensor, values: Array) -> None:
     view = target(dst, me)
     if values.dtype != view.array.dtype or dst.dtype == "tfloat32":
         values = cast_through_fp32(values, dst.dtype)
@@ -163,14 +163,14 @@ def _dynamic_copy(me: str, dst: NkiTensor, src: NkiTensor, skip: bool) -> int:
     if gathers:
         values, valid = gather_rows(me, src, skip)
     else:
-        values = _load(me, src, source)
+        values = load(me, src, source)
     if scatters:
-        return _scatter(me, dst, values, skip)
+        return scatter(me, dst, values, skip)
     if valid is not None and not valid.all():
-        _store_rows(me, dst, values, valid)
+        store_rows(me, dst, values, valid)
         return int((~valid).sum())
     if dst_view is None:
-        _store(me, dst, values)
+        store(me, dst, values)
     else:
         _store_at(me, dst, dst_view, values)
     return 0
@@ -184,114 +184,6 @@ def _store_at(me: str, dst: NkiTensor, view: View, values: Array) -> None:
     storage.version += 1
     values = cast_through_fp32(values, dst.dtype) if values.dtype != view.array.dtype else values
     np.copyto(view.array, values.reshape(view.layout.shape))
-
-
-def indexed_rows(t: NkiTensor, operand: str, me: str, skip: bool) -> tuple[Array, Array]:
-    """(indices, in bounds) of the rows of a vector_offset view."""
-    indices, valid = row_indices(t, me)
-    if not skip and not valid.all():
-        bad = int(indices[~valid][0])
-        raise OutOfBoundsError(
-            f"{me}: operand {operand} {t.name!r}: row index {bad} (row "
-            f"{int(np.flatnonzero(~valid)[0])} of {len(indices)}) is outside the tensor; pass "
-            f"oob_mode=nisa.oob_mode.skip to leave such rows out{at_kernel_line()}"
-        )
-    return indices, valid
-
-
-def row_table(t: NkiTensor, num_rows: int) -> View:
-    """All rows that a vector_offset may choose, as one view [num_rows, ...]."""
-    assert t.dynamic is not None
-    layout = t.v.layout
-    return t.storage.view(
-        layout.dtype,
-        (num_rows,) + layout.shape[1:],
-        (t.dynamic.step,) + layout.strides[1:],
-        t.v.offset,
-    )
-
-
-def gather_rows(me: str, src: NkiTensor, skip: bool) -> tuple[Array, Array]:
-    """(rows, in bounds); rows out of bounds hold arbitrary values."""
-    indices, valid = indexed_rows(src, "src", me, skip)
-    chosen = np.where(valid, indices, 0)
-    table = row_table(src, int(chosen.max()) + 1)
-    storage = src.storage
-    if storage.watch is not None:
-        storage.watch.before_read(storage, table, me, "src")
-    if not storage.written and not table.known:
-        for row in np.unique(chosen[valid]):
-            one = storage.view(
-                src.dtype,
-                (1,) + src.shape[1:],
-                (0,) + src.strides[1:],
-                src.v.offset + int(row) * _step(src),
-            )
-            if not one.known:
-                storage.check_written(one, me, "src")
-    return table.array[chosen], valid
-
-
-def _step(t: NkiTensor) -> int:
-    assert t.dynamic is not None
-    return t.dynamic.step
-
-
-def _store_rows(me: str, dst: NkiTensor, values: Array, valid: Array) -> None:
-    """Write only the rows of dst whose source row was in bounds."""
-    layout = dst.v.layout
-    if layout.shape[0] != len(valid):
-        raise NkiValidationError(
-            f"{me}: dst has {layout.shape[0]} rows for {len(valid)} gathered rows; with "
-            "oob_mode.skip they must agree"
-        )
-    values = values.reshape((len(valid), *layout.shape[1:]))
-    if values.dtype != layout.np_dtype:
-        values = cast_through_fp32(values, layout.dtype)
-    storage = dst.storage
-    if storage.watch is not None:
-        storage.watch.before_write(storage, dst.v, me)
-    if not storage.written:
-        storage.mask_of(dst.v)[valid] = 0
-    storage.version += 1
-    dst.v.array[valid] = values[valid]
-
-
-def _store_transposed_rows(me: str, dst: NkiTensor, values: Array, valid: Array) -> None:
-    """Write only the columns (last dimension) of dst whose source row was in bounds."""
-    storage = dst.storage
-    if storage.watch is not None:
-        storage.watch.before_write(storage, dst.v, me)
-    if not storage.written:
-        storage.mask_of(dst.v)[..., valid] = 0
-    storage.version += 1
-    dst.v.array[..., valid] = values[..., valid]
-
-
-def _scatter(me: str, dst: NkiTensor, values: Array, skip: bool) -> int:
-    indices, valid = indexed_rows(dst, "dst", me, skip)
-    layout = dst.v.layout
-    values = values.reshape(layout.shape)
-    if values.dtype != layout.np_dtype:
-        values = cast_through_fp32(values, layout.dtype)
-    chosen = indices[valid]
-    if len(np.unique(chosen)) != len(chosen):
-        rows, counts = np.unique(chosen, return_counts=True)
-        violation(
-            "scatter_duplicate",
-            f"{me}: row {int(rows[counts > 1][0])} of dst {dst.name!r} is written more than once "
-            "by one DMA; the order of the writes is undefined",
-        )
-    if len(chosen):
-        table = row_table(dst, int(chosen.max()) + 1)
-        storage = dst.storage
-        if storage.watch is not None:
-            storage.watch.before_write(storage, table, me)
-        if not storage.written:
-            storage.mask_of(table)[chosen] = 0
-        storage.version += 1
-        table.array[chosen] = values[valid]
-    return int((~valid).sum())
 
 
 def record_dma(

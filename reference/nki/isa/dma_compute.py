@@ -11,16 +11,8 @@ from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
 from ..tensor import NkiTensor
-from .dma import (
-    _load,
-    _scatter,
-    _store,
-    _store_rows,
-    check_dma_operand,
-    check_dma_options,
-    gather_rows,
-    record_dma,
-)
+from .dma import check_dma_operand, check_dma_options, load, record_dma, store
+from .dma_rows import gather_rows, scatter, store_rows
 from .enums import NkiInstruction, dge_mode, oob_mode
 from .operands import check_destination
 
@@ -43,18 +35,18 @@ def dma_compute(
     if not indirect:
         total = np.zeros(dst.size, np.float32)
         for src in srcs:
-            total += _load(me, src).reshape(-1)
-        _store(me, dst, total.reshape(dst.shape))
+            total += load(me, src).reshape(-1)
+        store(me, dst, total.reshape(dst.shape))
         return record_dma("dma_compute", (dst,), tuple(srcs), dge_mode.none)
     skip = oob_mode is _SKIP
     rows = next(s for s in srcs if s.is_indirect())
     other = next(s for s in srcs if s is not rows)
     gathered, valid = gather_rows(me, rows, skip)
-    total = _wide(gathered) + _wide(_load(me, other)).reshape(gathered.shape)
+    total = _wide(gathered) + _wide(load(me, other)).reshape(gathered.shape)
     if dst.is_indirect():
-        _scatter(me, dst, total, skip)
+        scatter(me, dst, total, skip)
     else:
-        _store_rows(me, dst, total, valid)
+        store_rows(me, dst, total, valid)
     return record_dma(
         "dma_compute", (dst,), tuple(srcs), dge_mode.swdge, skipped_rows=int((~valid).sum())
     )

@@ -8,15 +8,8 @@ from ..access_pattern import out_of_bounds, resolve
 from ..errors import NkiValidationError
 from ..regions import HBM, SBUF
 from ..tensor import NkiTensor
-from .dma import (
-    _load,
-    _store,
-    _store_transposed_rows,
-    check_dma_operand,
-    check_dma_options,
-    gather_rows,
-    record_dma,
-)
+from .dma import check_dma_operand, check_dma_options, load, record_dma, store
+from .dma_rows import gather_rows, store_transposed_rows
 from .enums import NkiInstruction, dge_mode, oob_mode
 from .operands import check_destination
 
@@ -49,9 +42,9 @@ def dma_transpose(
         skipped = int((~valid).sum())
         values = values.transpose(permutation)
         if skipped:
-            _store_transposed_rows(me, dst, values, valid)
+            store_transposed_rows(me, dst, values, valid)
         else:
-            _store(me, dst, values)
+            store(me, dst, values)
     else:
         view = src.v if dynamic is None else resolve(src, me)
         if view is None:
@@ -59,7 +52,7 @@ def dma_transpose(
                 raise out_of_bounds(src, me, "src")
             skipped = src.shape[0]
         else:
-            _store(me, dst, _load(me, src, view).transpose(permutation))
+            store(me, dst, load(me, src, view).transpose(permutation))
     return record_dma(
         "dma_transpose", (dst,), (src,), dge_mode, transpose=True, skipped_rows=skipped
     )

@@ -11,14 +11,13 @@ from ..core import current
 from ..dtypes import FP8, Array
 from ..errors import NkiValidationError
 from ..layout import Layout
-from ..records import Engine
-from ..regions import PSUM, PSUM_BANK_BYTES, SBUF
+from ..regions import PSUM_BANK_BYTES
 from ..strict import violation
 from ..tensor import NkiTensor
-from .enums import NkiInstruction, engine, matmul_perf_mode
-from .execute import account, finish, fp32, handed_over, put, raw, view_of
+from .elementwise import signature
+from .enums import NkiInstruction, matmul_perf_mode
+from .execute import account, fp32, handed_over, put, raw, view_of
 from .operands import PSUM_ONLY, SBUF_ONLY, check_destination, check_tile
-from .vector import signature
 
 _INPUTS: Final = frozenset(
     {"float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32"}
@@ -268,56 +267,3 @@ def _check_dtypes(me: str, out: Layout, left: Layout, right: Layout, is_transpos
         )
     if out.dtype != "float32":
         raise NkiValidationError(f"{me}: dst has dtype {out.dtype}; allowed on trn2: float32")
-
-
-def nc_transpose(
-    dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
-) -> NkiInstruction:
-    """dst[F, P] = data[P, F].T, bit exact: Tensor Engine SBUF -> PSUM up to 128 x 128, Vector
-    Engine up to 32 x 32.
-    """
-    me = "nisa.nc_transpose"
-    key = (signature(dst), signature(data), engine)
-    chosen = _transposes.get(key)
-    if chosen is None:
-        chosen = _transposes[key] = _plan_transpose(me, dst, data, engine)
-    layout = data.v.layout
-    values = raw(data, me, "data").reshape(layout.partitions, layout.free).T
-    put(dst, values.reshape(dst.v.layout.shape), me)
-    return finish(chosen, "nc_transpose", (dst,), (data,))
-
-
-_transposes: dict[object, Engine] = {}
-
-
-def _plan_transpose(me: str, dst: Any, data: Any, wanted: engine) -> Engine:
-    out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
-    check_destination(me, dst)
-    if out.dtype != source.dtype:
-        raise NkiValidationError(
-            f"{me}: dst has dtype {out.dtype}, data {source.dtype}; they must be the same"
-        )
-    if (out.partitions, out.free) != (source.free, source.partitions):
-        raise NkiValidationError(
-            f"{me}: dst has shape {out.shape}; needed [{source.free}, {source.partitions}]"
-        )
-    if wanted is engine.unknown:
-        on_pe = out.region is PSUM and source.region is SBUF
-        wanted = engine.tensor if on_pe else engine.vector
-    if wanted is engine.tensor:
-        if source.region is not SBUF or out.region is not PSUM:
-            raise NkiValidationError(
-                f"{me}: on the Tensor Engine data must be in SBUF and dst in PSUM; they are in "
-                f"{source.region.value} and {out.region.value}"
-            )
-        limit = MAX_ROWS
-    elif wanted is engine.vector:
-        limit = 32
-    else:
-        raise NkiValidationError(f"{me}: engine {wanted}; allowed: tensor, vector, unknown")
-    if source.partitions > limit or source.free > limit:
-        raise NkiValidationError(
-            f"{me}: operand data is [{source.partitions}, {source.free}]; limit "
-            f"[{limit}, {limit}] on the {wanted.name} engine"
-        )
-    return "tensor" if wanted is engine.tensor else "vector"

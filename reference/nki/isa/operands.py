@@ -109,9 +109,11 @@ def check_start_partition(where: str, layout: Layout) -> None:
 
 
 def check_destination(where: str, t: NkiTensor) -> None:
-    """A destination may not write one element twice."""
+    """A destination may not write one element twice; run-time rows are checked when known."""
     layout = t.v.layout
-    if any(s == 0 and n != 1 for s, n in zip(layout.strides, layout.shape, strict=True)):
+    first = 1 if t.dynamic is not None and t.dynamic.vector else 0
+    dims = list(zip(layout.strides, layout.shape, strict=True))[first:]
+    if any(s == 0 and n != 1 for s, n in dims):
         raise NkiValidationError(
             f"{where}: dst {t.name!r} has a broadcast dimension (shape {layout.shape}, strides "
             f"{layout.strides}); a destination must visit each element once"

@@ -13,10 +13,10 @@ from ..ops import op_of, reduction_of
 from ..regions import NUM_PARTITIONS
 from ..strict import violation
 from ..tensor import NkiTensor
+from .elementwise import check_operand, signature
 from .enums import NkiInstruction, reduce_cmd
 from .execute import finish, fp32, operand_value, put, raw
 from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
-from .vector import _check_operand, signature
 
 _REDUCIBLE = ("add", "multiply", "maximum", "minimum")
 _reduces: dict[object, Any] = {}
@@ -204,7 +204,7 @@ def _plan_scalar_reduce(
         )
     if reverse0:
         raise NkiValidationError(f"{me}: reverse0=True is not supported; allowed: False")
-    _check_operand(me, "operand0", first, operand0, source.partitions)
+    check_operand(me, "operand0", first, operand0, source.partitions)
     if reduce_res is not None:
         check_vector(me, "reduce_res", reduce_res, source.partitions)
     check_command(me, command, init)

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..dtypes import dtype_name
 from ..errors import NkiValidationError
-from ..isa.vector import tensor_scalar, tensor_tensor
+from ..isa.tensor_ops import tensor_tensor
+from ..isa.tensor_scalar import tensor_scalar
 from ..ops import op_of, token
 from ..tensor import NkiTensor
 from .creation import _allocate

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..errors import NkiValidationError
 from ..isa.dma import dma_copy
-from ..isa.matmul import nc_matmul, nc_transpose
+from ..isa.matmul import nc_matmul
+from ..isa.transpose import nc_transpose
 from ..regions import ON_CHIP, PSUM
 from ..tensor import NkiTensor, derive
 from .creation import _allocate

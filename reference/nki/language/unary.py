@@ -13,7 +13,7 @@ from ..dtypes import dtype_name
 from ..isa.activation import activation
 from ..isa.copies import tensor_copy
 from ..isa.execute import finish, fp32, put
-from ..isa.vector import tensor_scalar
+from ..isa.tensor_scalar import tensor_scalar
 from ..ops import token
 from ..tensor import NkiTensor
 from .creation import _allocate

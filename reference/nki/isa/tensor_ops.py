@@ -1,0 +1,164 @@
+"""tensor_tensor, scalar_tensor_tensor and reciprocal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import WIDE_INTEGERS
+from ..errors import NkiValidationError
+from ..ops import op_of
+from ..records import Engine
+from ..regions import PSUM
+from ..tensor import NkiTensor
+from .elementwise import (
+    Elementwise,
+    check_bitvec,
+    check_operand,
+    choose_engine,
+    signature,
+)
+from .enums import NkiInstruction, engine
+from .execute import finish, fp32, operand_value, put, raw, target
+from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
+
+_tensor_tensor: dict[object, Elementwise] = {}
+
+
+def tensor_tensor(
+    dst: NkiTensor,
+    data1: NkiTensor,
+    data2: NkiTensor,
+    op: Any,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Dst = data1 op data2, elementwise; float32 inside, int32/uint32 exact on GpSimd."""
+    me = "nisa.tensor_tensor"
+    key = (signature(dst), signature(data1), signature(data2), op, engine)
+    plan = _tensor_tensor.get(key)
+    if plan is None:
+        plan = _tensor_tensor[key] = _plan_tensor_tensor(me, dst, data1, data2, op, engine)
+    read = raw if plan.bitvec or plan.exact else fp32
+    x = read(data1, me, "data1")
+    y = read(data2, me, "data2")
+    shape = dst.v.layout.shape
+    if x.shape != shape:
+        x = x.reshape(shape)
+    if y.shape != shape:
+        y = y.reshape(shape)
+    if plan.direct:
+        plan.op0(x, y, out=target(dst, me).array)
+    else:
+        put(dst, plan.op0(x, y), me)
+    return finish(plan.engine, "tensor_tensor", (dst,), (data1, data2), plan.name)
+
+
+def _plan_tensor_tensor(
+    me: str, dst: Any, data1: Any, data2: Any, op: Any, wanted: engine
+) -> Elementwise:
+    out = check_tile(me, "dst", dst)
+    first, second = check_tile(me, "data1", data1), check_tile(me, "data2", data2)
+    check_destination(me, dst)
+    check_same_size(me, "data1", first, out)
+    check_same_size(me, "data2", second, out)
+    check_not_both_psum(me, data1=first, data2=second)
+    found = op_of(me, "op", op)
+    if found.unary:
+        raise NkiValidationError(f"{me}: op nl.{found.name} is unary; use tensor_scalar")
+    layouts = (out, first, second)
+    in_psum = any(layout.region is PSUM for layout in layouts)
+    wide = all(layout.dtype in WIDE_INTEGERS for layout in layouts)
+    if found.kind == "bitvec":
+        check_bitvec(me, dst=dst, data1=data1, data2=data2)
+        chosen = choose_engine(me, wanted, (engine.vector,), "vector")
+    elif found.name == "power":
+        chosen = choose_engine(me, wanted, (engine.gpsimd,), "gpsimd")
+    else:
+        default: Engine = "gpsimd" if wide and not in_psum else "vector"
+        chosen = choose_engine(me, wanted, (engine.vector, engine.gpsimd), default)
+    if chosen == "gpsimd" and in_psum:
+        raise NkiValidationError(
+            f"{me}: GpSimd cannot access PSUM (op nl.{found.name}); copy the tile to SBUF first"
+        )
+    plan = Elementwise(dst, data1, found, None, chosen)
+    plan.exact = wide and chosen == "gpsimd" and found.kind == "arithmetic"
+    plan.direct = plan.direct and not plan.exact
+    return plan
+
+
+_scalar_tensor: dict[object, Elementwise] = {}
+
+
+def scalar_tensor_tensor(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Dst = (data op0 operand0) op1 operand1 with a scalar or [P, 1] operand0, a tile operand1."""
+    me = "nisa.scalar_tensor_tensor"
+    key = (signature(dst), signature(data), op0, signature(operand0), op1, signature(operand1))
+    plan = _scalar_tensor.get(key)
+    if plan is None:
+        plan = _plan_scalar_tensor(me, dst, data, op0, operand0, op1, operand1)
+        _scalar_tensor[key] = plan
+    shape = dst.v.layout.shape
+    x = fp32(data, me, "data").reshape(shape)
+    y = fp32(operand1, me, "operand1").reshape(shape)
+    a: Any = None
+    reads: tuple[NkiTensor, ...] = (data, operand1)
+    if operand0 is not None:
+        a = operand_value(operand0, plan.ndim, me, "operand0")
+        if type(operand0) is NkiTensor:
+            reads = (data, operand0, operand1)
+    assert plan.op1 is not None
+    direct = plan.direct and operand1.storage.buffer is not dst.storage.buffer
+    out = target(dst, me).array if direct else np.empty(shape, np.float32)
+    if reverse0:
+        plan.op0(a, x, out=out)
+    else:
+        plan.op0(x, a, out=out)
+    if reverse1:
+        plan.op1(y, out, out=out)
+    else:
+        plan.op1(out, y, out=out)
+    if not direct:
+        put(dst, out, me)
+    return finish("vector", "scalar_tensor_tensor", (dst,), reads, plan.name)
+
+
+def _plan_scalar_tensor(
+    me: str, dst: Any, data: Any, op0: Any, operand0: Any, op1: Any, operand1: Any
+) -> Elementwise:
+    out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
+    other = check_tile(me, "operand1", operand1)
+    check_destination(me, dst)
+    check_same_size(me, "data", source, out)
+    check_same_size(me, "operand1", other, out)
+    check_not_both_psum(me, data=source, operand1=other)
+    first, second = op_of(me, "op0", op0), op_of(me, "op1", op1)
+    for label, op in (("op0", first), ("op1", second)):
+        if op.kind == "bitvec":
+            raise NkiValidationError(f"{me}: {label} nl.{op.name}; arithmetic operators only")
+    if second.unary:
+        raise NkiValidationError(f"{me}: op1 nl.{second.name} is unary; it needs two operands")
+    check_operand(me, "operand0", first, operand0, source.partitions)
+    return Elementwise(dst, data, first, second, "vector")
+
+
+def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
+    """Dst = 1 / data on the Vector Engine."""
+    me = "nisa.reciprocal"
+    out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
+    check_destination(me, dst)
+    check_same_size(me, "data", source, out)
+    x = fp32(data, me, "data").reshape(out.shape)
+    put(dst, np.divide(np.float32(1), x), me)
+    return finish("vector", "reciprocal", (dst,), (data,))

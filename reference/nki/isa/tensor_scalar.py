@@ -1,0 +1,161 @@
+"""tensor_scalar: one or two operators with scalar or per-partition operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import WIDE_INTEGERS, Array
+from ..errors import NkiValidationError
+from ..ops import op_of
+from ..regions import PSUM
+from ..tensor import NkiTensor
+from .elementwise import (
+    Elementwise,
+    check_bitvec,
+    check_operand,
+    choose_engine,
+    signature,
+)
+from .enums import NkiInstruction, engine
+from .execute import check_exact_result, finish, fp32, operand_value, put, raw, target
+from .operands import check_destination, check_same_size, check_tile, is_tensor
+
+_tensor_scalar: dict[object, Elementwise] = {}
+
+
+def tensor_scalar(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Dst = (data op0 operand0) op1 operand1; operands are scalars or [P, 1] tiles."""
+    me = "nisa.tensor_scalar"
+    key = (
+        signature(dst),
+        signature(data),
+        op0,
+        signature(operand0),
+        op1,
+        signature(operand1),
+        engine,
+    )
+    plan = _tensor_scalar.get(key)
+    if plan is None:
+        plan = _plan_tensor_scalar(me, dst, data, op0, operand0, op1, operand1, engine)
+        _tensor_scalar[key] = plan
+    if plan.bitvec:
+        _bitvec_scalar(me, plan, dst, data, operand0, reverse0, operand1, reverse1)
+        return finish(plan.engine, "tensor_scalar", (dst,), (data,), plan.name)
+    x = fp32(data, me, "data")
+    if plan.reshape is not None:
+        x = x.reshape(plan.reshape)
+    reads: tuple[NkiTensor, ...] = (data,)
+    a: Any = None
+    if operand0 is not None:
+        a = operand_value(operand0, plan.ndim, me, "operand0")
+        if type(operand0) is NkiTensor:
+            reads = (data, operand0)
+    b: Any = None
+    if plan.op1 is not None and operand1 is not None:
+        b = operand_value(operand1, plan.ndim, me, "operand1")
+        if type(operand1) is NkiTensor:
+            reads = (*reads, operand1)
+            if operand1.storage.buffer is dst.storage.buffer:
+                b = b.copy()
+    if plan.direct:
+        out = target(dst, me).array
+    else:
+        out = np.empty(dst.v.layout.shape, np.float32)
+    if reverse0:
+        plan.op0(a, x, out=out)
+    else:
+        plan.op0(x, a, out=out)
+    if plan.op1 is not None:
+        if reverse1:
+            plan.op1(b, out, out=out)
+        else:
+            plan.op1(out, b, out=out)
+    if not plan.direct:
+        if plan.exact:
+            check_exact_result(out, dst.dtype, me)
+        put(dst, out, me)
+    return finish(plan.engine, "tensor_scalar", (dst,), reads, plan.name)
+
+
+def _plan_tensor_scalar(
+    me: str, dst: Any, data: Any, op0: Any, operand0: Any, op1: Any, operand1: Any, wanted: engine
+) -> Elementwise:
+    out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
+    check_destination(me, dst)
+    check_same_size(me, "data", source, out)
+    first = op_of(me, "op0", op0)
+    second = None if op1 is None else op_of(me, "op1", op1)
+    if second is None and operand1 is not None:
+        raise NkiValidationError(f"{me}: operand1 is given without op1")
+    if second is not None and second.kind != first.kind:
+        raise NkiValidationError(
+            f"{me}: op0 nl.{first.name} is {first.kind}, op1 nl.{second.name} is {second.kind}; "
+            "both must be of one kind"
+        )
+    if first.unary and first.name in ("square", "relu"):
+        raise NkiValidationError(
+            f"{me}: op0 nl.{first.name} exists on trn3 only; use nisa.activation"
+        )
+    check_operand(me, "operand0", first, operand0, source.partitions)
+    if second is not None:
+        check_operand(me, "operand1", second, operand1, source.partitions)
+    in_psum = PSUM in (out.region, source.region)
+    if first.kind == "bitvec":
+        check_bitvec(me, dst=dst, data=data, operand0=operand0, operand1=operand1)
+        return Elementwise(
+            dst, data, first, second, choose_engine(me, wanted, (engine.vector,), "vector")
+        )
+    names = (first.name, None if second is None else second.name)
+    on_scalar = names in (("multiply", "add"), ("multiply", None), ("add", None))
+    allowed: tuple[engine, ...] = (engine.vector,)
+    if on_scalar:
+        allowed += (engine.scalar,)
+    if "rsqrt" in names:
+        allowed += (engine.gpsimd,)
+    chosen = choose_engine(me, wanted, allowed, "vector")
+    if chosen == "gpsimd" and in_psum:
+        raise NkiValidationError(f"{me}: GpSimd cannot access PSUM; copy the tile to SBUF first")
+    plan = Elementwise(dst, data, first, second, chosen)
+    plan.exact = source.dtype in WIDE_INTEGERS and out.dtype in WIDE_INTEGERS
+    return plan
+
+
+def _bitvec_scalar(
+    me: str,
+    plan: Elementwise,
+    dst: NkiTensor,
+    data: NkiTensor,
+    operand0: Any,
+    reverse0: bool,
+    operand1: Any,
+    reverse1: bool,
+) -> None:
+    x = raw(data, me, "data").reshape(dst.shape)
+    for op, value, reverse, label in (
+        (plan.op0, operand0, reverse0, "operand0"),
+        (plan.op1, operand1, reverse1, "operand1"),
+    ):
+        if op is None:
+            continue
+        y: Array | None = None
+        if is_tensor(value):
+            y = raw(value, me, label).reshape((-1,) + (1,) * (plan.ndim - 1)).view(x.dtype)
+        elif value is not None:
+            y = np.asarray(int(value) & (2 ** (8 * x.itemsize) - 1))
+            y = y.astype(f"u{x.itemsize}").view(x.dtype)
+        x = op(np.broadcast_to(y, x.shape), x) if reverse and y is not None else op(x, y)
+    put(dst, x.view(dst.v.array.dtype), me)
