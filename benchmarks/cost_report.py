@@ -1,0 +1,105 @@
+"""Terminal summary of a modelled kernel launch: what bounds it, and where it waits."""
+
+from pathlib import Path
+
+from ..reference.nki.cost.result import CostResult, Stall
+from ..runner.extras import MissingExtraError
+
+try:
+    from rich.console import Console, Group, RenderableType
+    from rich.table import Table
+except ImportError as error:
+    raise MissingExtraError("rich", "cli") from error
+
+ENGINE_NAMES = {
+    "tensor": "Tensor (PE)",
+    "scalar": "Scalar (ACT)",
+    "vector": "Vector (DVE)",
+    "gpsimd": "GpSimd (Pool)",
+    "dma": "DMA engines",
+    "hbm": "HBM",
+}
+
+
+def _place(source: tuple[str, int] | None) -> str:
+    if source is None:
+        return ""
+    path, line = source
+    return f"{Path(path).name}:{line}"
+
+
+def _engine_table(result: CostResult) -> Table:
+    table = Table(title="Engines (modelled)", title_justify="left")
+    table.add_column("core", justify="right")
+    table.add_column("engine")
+    for column in ("busy us", "of modelled time", "instructions"):
+        table.add_column(column, justify="right")
+    counts: dict[tuple[int, str], int] = {}
+    for step in result.plan.steps:
+        key = (step.stream[0], "dma" if step.transfer is not None else step.stream[1])
+        counts[key] = counts.get(key, 0) + (not step.record.opcode.startswith("loop "))
+    bound = result.bounding_engine
+    for (core, engine), busy in result.busy_ns.items():
+        cells = [
+            str(core),
+            ENGINE_NAMES[engine],
+            f"{busy / 1e3:.1f}",
+            f"{result.utilisation[core, engine]:.1%}",
+            str(counts.get((core, engine), "")),
+        ]
+        table.add_row(*cells, style="bold" if (core, engine) == bound else None)
+    return table
+
+
+def _stall_row(stall: Stall) -> list[str]:
+    awaited = f"{stall.waits_for_opcode} {_place(stall.waits_for)}".strip()
+    return [
+        f"{stall.ns / 1e3:.1f}",
+        str(stall.count),
+        f"{stall.core} {stall.engine}",
+        f"{stall.opcode} {_place(stall.source)}",
+        stall.cause,
+        awaited,
+    ]
+
+
+def _stall_table(result: CostResult, limit: int) -> Table:
+    table = Table(title="Longest stalls (modelled)", title_justify="left")
+    for column in ("us", "times", "engine", "statement that waits", "why", "what it waits for"):
+        table.add_column(column, justify="right" if column in ("us", "times") else "left")
+    for stall in result.stalls(limit):
+        table.add_row(*_stall_row(stall))
+    return table
+
+
+def _path_line(result: CostResult) -> str:
+    share: dict[str, float] = {}
+    for step in result.critical_path:
+        share[step.step.stream[1]] = share.get(step.step.stream[1], 0.0) + step.ns
+    parts = sorted(share.items(), key=lambda item: -item[1])
+    total = sum(share.values()) or 1.0
+    return ", ".join(f"{name} {ns / total:.0%}" for name, ns in parts)
+
+
+def summary(result: CostResult, stalls: int = 10) -> RenderableType:
+    """Everything a reader needs first, as a rich renderable."""
+    core, engine = result.bounding_engine
+    dma = result.dma
+    counts = ", ".join(f"{name} {n}" for name, n in sorted(result.num_executed.items()))
+    lines = [
+        f"[bold]{result.launch.kernel}[/bold]: modelled {result.modelled_us:.1f} us, "
+        f"bound by {ENGINE_NAMES[engine]} of core {core} "
+        f"({result.utilisation[core, engine]:.0%} busy, roof {result.roof_ns / 1e3:.1f} us)",
+        f"optimistic {result.optimistic_ns / 1e3:.1f} us, derated {result.derated_ns / 1e3:.1f} us "
+        "(both modelled)",
+        f"executed: {counts}; program without loop repeats: {result.num_unrolled}",
+        f"DMA: {dma.nbytes / 2**20:.2f} MiB in {dma.num_descriptors} descriptors, "
+        f"efficiency {dma.efficiency:.0%}; HBM {dma.hbm_bytes / 2**20:.2f} MiB",
+        f"critical path: {_path_line(result)}",
+    ]
+    return Group("\n".join(lines), _engine_table(result), _stall_table(result, stalls))
+
+
+def print_summary(result: CostResult, stalls: int = 10) -> None:
+    """Print `summary` to the terminal."""
+    Console().print(summary(result, stalls))
