@@ -38,6 +38,7 @@ class Core:
         """Hands over to the other core after an instruction."""
         self.in_no_reorder = False
         self.random = np.random.default_rng(0)
+        self.random_state: Array | None = None
 
     def arena(self, region: MemoryRegion) -> Arena:
         """The memory in which tiles with an explicit address lie."""

@@ -177,6 +177,16 @@ def token(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def alias(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function stands for the operator `name` (nl.max for maximum)."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        NAMES[function] = name
+        return function
+
+    return register
+
+
 def op_of(instruction: str, parameter: str, op: object) -> Op:
     """The ALU operator a kernel passed.
 

@@ -5,7 +5,7 @@ Each returns a new SBUF tile. Binary functions take tile-tile or tile-scalar arg
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from ..dtypes import dtype_name
 from ..errors import NkiValidationError
@@ -185,3 +185,22 @@ def abs_max(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 def abs_min(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """Min(|x|, |y|); trn3 only."""
     return _binary(abs_min, x, y, dtype)
+
+
+def _unsupported(name: str, instead: str) -> NoReturn:
+    raise NkiValidationError(f"nl.{name} does not exist on the device; {instead}")
+
+
+def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+    """Division does not exist on the device: NkiValidationError."""
+    _unsupported("divide", "multiply by nl.reciprocal(y) or nisa.reciprocal")
+
+
+def mod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+    """Modulus does not exist on the device: NkiValidationError."""
+    _unsupported("mod", "for powers of two use nl.bitwise_and on integers")
+
+
+def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+    """Remainder does not exist on the device: NkiValidationError."""
+    _unsupported("fmod", "for powers of two use nl.bitwise_and on integers")

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from ..dtypes import dtype_name
 from ..errors import NkiValidationError
+from ..isa.copies import tensor_copy
 from ..isa.dma import dma_copy
+from ..isa.execute import finish, fp32, operand_value, put, raw
+from ..isa.gathers import nc_n_gather
 from ..isa.matmul import nc_matmul
+from ..isa.random import dropout as drop
 from ..isa.transpose import nc_transpose
-from ..regions import ON_CHIP, PSUM
+from ..regions import ON_CHIP, PSUM, SBUF
 from ..tensor import NkiTensor, derive
 from .creation import _allocate
 
@@ -46,8 +53,6 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
     """X @ y (x.T @ y with transpose_x) as a new PSUM tile."""
     stationary = x
     if not transpose_x:
-        from ..isa.copies import tensor_copy
-
         flipped = transpose(x)
         stationary = _allocate(flipped.shape, x.dtype)
         tensor_copy(stationary, flipped)
@@ -85,3 +90,63 @@ def is_hbm(buffer: Any) -> bool:
 def is_on_chip(buffer: Any) -> bool:
     """Whether the buffer is SBUF or PSUM."""
     return buffer in ON_CHIP
+
+
+def is_psum(buffer: Any) -> bool:
+    """Whether the buffer is PSUM."""
+    return buffer is PSUM
+
+
+def is_sbuf(buffer: Any) -> bool:
+    """Whether the buffer is SBUF."""
+    return buffer is SBUF
+
+
+def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+    """X where the condition tile is nonzero, else y; tiles or scalars."""
+    like = next((t for t in (x, y) if isinstance(t, NkiTensor)), condition)
+    made = _allocate(condition.shape, dtype or like.dtype)
+    reads = tuple(t for t in (condition, x, y) if isinstance(t, NkiTensor))
+    chosen = np.where(
+        fp32(condition, "nl.where", "condition") != 0,
+        operand_value(x, condition.ndim, "nl.where", "x"),
+        operand_value(y, condition.ndim, "nl.where", "y"),
+    )
+    put(made, chosen, "nl.where")
+    finish("vector", "where", (made,), reads)
+    return made
+
+
+def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
+    """X with elements zeroed with probability `rate`, a scalar or a [P, 1] tile."""
+    dropped = _allocate(x.shape, x.dtype)
+    drop(dropped, x, rate)
+    if dtype is None or dtype_name(dtype) == x.dtype:
+        return dropped
+    made = _allocate(x.shape, dtype)
+    tensor_copy(made, dropped)
+    return made
+
+
+def gather_flattened(
+    data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None
+) -> NkiTensor:
+    """data[p, indices[p, i]] over the flattened free dimensions."""
+    if axis != 0:
+        raise NkiValidationError(f"nl.gather_flattened: axis {axis}; allowed: 0")
+    gathered = _allocate(indices.shape, data.dtype)
+    nc_n_gather(gathered, data, indices)
+    if dtype is None or dtype_name(dtype) == data.dtype:
+        return gathered
+    made = _allocate(indices.shape, dtype)
+    tensor_copy(made, gathered)
+    return made
+
+
+def device_print(print_prefix: str, tensor: NkiTensor) -> None:
+    """Print the prefix and the values of a tensor in SBUF or HBM."""
+    if not isinstance(print_prefix, str):
+        raise NkiValidationError("nl.device_print: print_prefix must be a constant string")
+    if tensor.buffer is PSUM:
+        raise NkiValidationError("nl.device_print: tensor is in PSUM; allowed: SBUF, HBM")
+    print(print_prefix, raw(tensor, "nl.device_print", "tensor"))

@@ -1,0 +1,169 @@
+"""Gathers inside SBUF on GpSimd, and cross-partition shuffles on the Vector Engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import Array
+from ..errors import NkiValidationError
+from ..layout import Layout
+from ..tensor import NkiTensor, derive
+from .enums import NkiInstruction
+from .execute import finish, put, raw, target
+from .operands import SBUF_ONLY, allowed_starts, check_destination, check_tile
+
+PARTITIONS_PER_CORE: Final = 16
+"""SBUF partitions that one of the eight GpSimd cores reaches."""
+MAX_INDICES_PER_CORE: Final = 4096
+QUADRANT: Final = 32
+KEEP: Final = 255
+"""Shuffle mask entry that leaves a partition of dst as it is."""
+
+
+def local_gather(
+    dst: NkiTensor,
+    src_buffer: NkiTensor,
+    index: NkiTensor,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Per 16 partitions: read num_elem_per_idx elements at each index of the slice of `index`,
+    flattened partition first, in every partition of the same slice of src_buffer.
+    """
+    me = "nisa.local_gather"
+    out, source, rows = _check_local(me, dst, src_buffer, index, num_elem_per_idx)
+    per_core = rows.free * PARTITIONS_PER_CORE
+    num = per_core if num_valid_indices is None else int(num_valid_indices)
+    if not 1 <= num <= per_core or num > MAX_INDICES_PER_CORE:
+        raise NkiValidationError(
+            f"{me}: {num} indices per core; allowed: 1..{min(per_core, MAX_INDICES_PER_CORE)}"
+        )
+    if out.free != num * num_elem_per_idx:
+        raise NkiValidationError(
+            f"{me}: dst has {out.free} elements per partition; needed {num} indices x "
+            f"{num_elem_per_idx} elements"
+        )
+    data = raw(src_buffer, me, "src_buffer").reshape(source.partitions, -1)
+    indices = raw(index, me, "index").reshape(rows.partitions, -1).astype(np.int64)
+    result = np.empty((out.partitions, out.free), out.np_dtype)
+    for start in range(0, source.partitions, PARTITIONS_PER_CORE):
+        core = slice(start, start + PARTITIONS_PER_CORE)
+        flat = indices[core].T.reshape(-1)[:num, None] + np.arange(num_elem_per_idx)
+        if flat.max() >= source.free:
+            raise NkiValidationError(
+                f"{me}: index {int(flat.max())} in partitions {start}..{core.stop - 1}; src_buffer "
+                f"has {source.free} elements per partition (out of bounds is undefined)"
+            )
+        result[core] = data[core][:, flat.reshape(-1)]
+    put(dst, result.reshape(out.shape), me)
+    return finish("gpsimd", "local_gather", (dst,), (src_buffer, index))
+
+
+def _check_local(
+    me: str, dst: Any, src: Any, index: Any, num_elem_per_idx: int
+) -> tuple[Layout, Layout, Layout]:
+    out = check_tile(me, "dst", dst, regions=SBUF_ONLY)
+    source = check_tile(me, "src_buffer", src, regions=SBUF_ONLY)
+    rows = check_tile(me, "index", index, regions=SBUF_ONLY, dtypes=frozenset({"uint16"}))
+    check_destination(me, dst)
+    if out.dtype != source.dtype:
+        raise NkiValidationError(f"{me}: dst has dtype {out.dtype}, src_buffer {source.dtype}")
+    if source.partitions != rows.partitions or source.partitions % PARTITIONS_PER_CORE:
+        raise NkiValidationError(
+            f"{me}: src_buffer has {source.partitions} partitions, index {rows.partitions}; they "
+            f"must agree and be a multiple of {PARTITIONS_PER_CORE}"
+        )
+    if out.partitions != source.partitions:
+        raise NkiValidationError(
+            f"{me}: dst has {out.partitions} partitions, src_buffer {source.partitions}"
+        )
+    if num_elem_per_idx not in (1, 2, 4, 8, 16, 32):
+        raise NkiValidationError(
+            f"{me}: num_elem_per_idx {num_elem_per_idx}; allowed: 1, 2, 4, 8, 16, 32"
+        )
+    return out, source, rows
+
+
+def nc_n_gather(
+    dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None
+) -> NkiInstruction:
+    """dst[p, i] = data[p, indices[p, i]] over the flattened free dimensions."""
+    me = "nisa.nc_n_gather"
+    out = check_tile(me, "dst", dst, regions=SBUF_ONLY)
+    source = check_tile(me, "data", data, regions=SBUF_ONLY)
+    rows = check_tile(me, "indices", indices, regions=SBUF_ONLY, dtypes=frozenset({"uint32"}))
+    check_destination(me, dst)
+    if out.dtype != source.dtype:
+        raise NkiValidationError(f"{me}: dst has dtype {out.dtype}, data {source.dtype}")
+    if not out.partitions == source.partitions == rows.partitions or out.free != rows.free:
+        raise NkiValidationError(
+            f"{me}: dst {out.shape}, data {source.shape}, indices {rows.shape}: partitions must "
+            "agree, and the elements per partition of dst and indices"
+        )
+    flat = raw(indices, me, "indices").reshape(rows.partitions, -1).astype(np.int64)
+    if flat.max() >= source.free:
+        raise NkiValidationError(
+            f"{me}: index {int(flat.max())}; allowed: 0..{source.free - 1}, the elements per "
+            "partition of data"
+        )
+    values = raw(data, me, "data").reshape(source.partitions, -1)
+    put(dst, np.take_along_axis(values, flat, axis=1).reshape(out.shape), me)
+    return finish("gpsimd", "nc_n_gather", (dst,), (data, indices))
+
+
+def nc_stream_shuffle(
+    dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None
+) -> NkiInstruction:
+    """In each 32-partition quadrant, dst partition i = src partition shuffle_mask[i]; 255 keeps
+    dst as it is.
+    """
+    me = "nisa.nc_stream_shuffle"
+    out, source = check_tile(me, "dst", dst), check_tile(me, "src", src)
+    check_destination(me, dst)
+    mask = [int(m) for m in shuffle_mask]
+    if len(mask) != QUADRANT or any(not (0 <= m < QUADRANT or m == KEEP) for m in mask):
+        raise NkiValidationError(
+            f"{me}: shuffle_mask {mask}; allowed: {QUADRANT} entries 0..{QUADRANT - 1} or {KEEP}"
+        )
+    if out.dtype != source.dtype or out.free != source.free:
+        raise NkiValidationError(
+            f"{me}: dst is {out.dtype} with {out.free} elements per partition, src {source.dtype} "
+            f"with {source.free}; both must agree"
+        )
+    active = -(-max(out.partitions, source.partitions) // QUADRANT) * QUADRANT
+    for operand, layout in (("dst", out), ("src", source)):
+        if layout.start not in allowed_starts(active):
+            raise NkiValidationError(
+                f"{me}: operand {operand} starts at partition {layout.start} with {active} active "
+                f"partitions; allowed: {allowed_starts(active)}"
+            )
+    rows = [p for p in range(out.partitions) if mask[p % QUADRANT] != KEEP]
+    wanted = np.array([p - p % QUADRANT + mask[p % QUADRANT] for p in rows], np.int64)
+    if not rows:
+        return finish("vector", "nc_stream_shuffle", (dst,), (src,))
+    values = _partitions(me, src, int(wanted.max()) + 1)[wanted].copy()
+    view = target(dst, me) if len(rows) == out.partitions else None
+    if view is not None:
+        view.array[...] = values.reshape(out.shape)
+    else:
+        for i, p in enumerate(rows):
+            put(dst[p : p + 1], values[i].reshape((1, *out.shape[1:])), me)
+    return finish("vector", "nc_stream_shuffle", (dst,), (src,))
+
+
+def _partitions(me: str, src: NkiTensor, num: int) -> Array:
+    """The first `num` partitions from the start of src, also beyond the view in its tile."""
+    layout = src.v.layout
+    if num <= layout.partitions:
+        return raw(src[:num], me, "src")
+    below = src.storage.nbytes // src.storage.row_bytes - src.offset // layout.row
+    if num > below:
+        raise NkiValidationError(
+            f"{me}: shuffle_mask reads partition {num - 1} of src, beyond the {below} of its tile"
+        )
+    wide = derive(src, (num, *layout.shape[1:]), (layout.row, *layout.strides[1:]), src.offset)
+    return raw(wide, me, "src")
