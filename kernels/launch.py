@@ -1,0 +1,228 @@
+"""The public kernels: arguments checked on the host, then one launch.
+
+Arrays are NumPy, torch (CPU) or JAX, all of one kind, and so are the results. Shapes, meanings and
+the formulas are those of `segattn.reference.attention`, which defines the behaviour; what a kernel
+supports beyond that stands at the top of its file. Every rejected argument is a ValueError that
+names it; nothing has been written then. Attention comes back in the dtype of q. NumPy and torch
+caches are updated in place and returned as the same objects; JAX caches come back as new arrays.
+"""
+
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from ..reference.attention import queries_per_kv_head
+from ..reference.paging import cdiv
+from .arrays import array_kind
+from .backend import run
+from .padded_prefill_nki import padded_prefill_kernel
+from .paged_decode_nki import paged_decode_kernel
+from .segmented_attention_nki import segmented_attention_kernel
+from .tile_schedule import PARTITIONS
+from .validation import (
+    SOFTMAX_MODES,
+    Array,
+    check_absent,
+    check_caches,
+    check_choice,
+    check_chunk,
+    check_count,
+    check_integers,
+    check_same_dtype,
+    check_scale,
+    check_segment_size,
+    check_shape,
+    check_slots,
+    check_writable_caches,
+    used_blocks,
+)
+from .write_kv_cache_nki import write_kv_cache_kernel
+
+DECODE_SEGMENT = 512
+"""Most tokens of a decode segment: their scores fill one PSUM bank."""
+
+
+def padded_prefill(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    num_tokens: SupportsIndex,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> tuple[Any, Any, Any]:
+    """Causal attention of a chunk without prior, and its cache write.
+
+    q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; slot_mapping [S] int32;
+    0 <= num_tokens <= S. Returns (out [H, S, d], k_cache, v_cache).
+    """
+    kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+    q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
+    k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
+    _check_modes(softmax, lnc)
+    check_absent(sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale)
+    check_chunk(q_, k_, v_)
+    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
+    check_same_dtype(q_.dtype, k=k_, v=v_, k_cache=k_rows, v_cache=v_rows)
+    check_writable_caches(k_rows, v_rows)
+    check_integers("slot_mapping", slots, (q_.shape[1],))
+    check_slots(slots, k_rows)
+    count = check_count("num_tokens", num_tokens, q_.shape[1])
+    out, _, _ = run(
+        padded_prefill_kernel, q_, k_, v_, k_rows, v_rows, slots, _number(count),
+        check_scale(scale, q_.shape[2]),
+    )  # fmt: skip
+    return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+
+
+def segmented_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    prior_tokens: SupportsIndex,
+    num_tokens: SupportsIndex,
+    *,
+    kv_segment_size: SupportsIndex = 2048,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> Any:
+    """Causal attention of a chunk over `prior_tokens` cached tokens and itself.
+
+    q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; block_table [max_blocks]
+    int32, of which the first ceil(prior_tokens / block_size) entries are looked at. The prior is
+    read in segments of kv_segment_size tokens, a multiple of 128 and of block_size. Returns
+    out [H, S, d].
+    """
+    kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
+    q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
+    _check_modes(softmax, lnc)
+    check_absent(sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale)
+    check_chunk(q_, k_, v_)
+    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
+    check_same_dtype(q_.dtype, k=k_, v=v_, k_cache=k_rows, v_cache=v_rows)
+    block_size = k_rows.shape[2]
+    segment = check_segment_size(kv_segment_size, block_size)
+    check_integers("block_table", table, (table.size,))
+    segment = _covering_segment(segment, table.size * block_size)
+    prior = check_count("prior_tokens", prior_tokens, table.size * block_size)
+    count = check_count("num_tokens", num_tokens, q_.shape[1])
+    tables = used_blocks(
+        "block_table", table[None], np.array([prior]), k_rows, segment // block_size
+    )
+    out = run(
+        segmented_attention_kernel, q_, k_, v_, k_rows, v_rows, tables, _number(prior),
+        _number(count), segment, check_scale(scale, q_.shape[2]),
+    )  # fmt: skip
+    return kind.give(out)
+
+
+def paged_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_tables: Any,
+    context_lens: Any,
+    *,
+    query_lens: Any = None,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> Any:
+    """Attention of the newest token of B requests over their cached tokens, its own included.
+
+    q [B, H, 1, d]; caches [num_blocks, KV, block_size, d]; block_tables [B, max_blocks] and
+    context_lens [B] int32. A request with context length 0 gets zeros. Returns out [B, H, 1, d].
+    """
+    kind = array_kind(
+        q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, context_lens=context_lens
+    )
+    q_, k_rows, v_rows, tables, lengths = map(
+        kind.read, (q, k_cache, v_cache, block_tables, context_lens)
+    )
+    _check_modes(softmax, lnc)
+    check_absent(
+        query_lens=query_lens, sliding_window=sliding_window, sinks=sinks, k_scale=k_scale,
+        v_scale=v_scale,
+    )  # fmt: skip
+    check_shape("q", q_, (None, None, 1, None))
+    num_requests, num_q_heads, num_queries, head_dim = q_.shape
+    check_caches(k_rows, v_rows, None, head_dim)
+    check_same_dtype(q_.dtype, k_cache=k_rows, v_cache=v_rows)
+    group = queries_per_kv_head(num_q_heads, k_rows.shape[1])
+    check_choice("queries per KV head", group * num_queries, range(1, PARTITIONS + 1))
+    check_integers("block_tables", tables, (num_requests, None))
+    check_integers("context_lens", lengths, (num_requests,))
+    block_size = k_rows.shape[2]
+    for length in lengths:
+        check_count("context_lens", length, tables.shape[1] * block_size)
+    segment = _covering_segment(DECODE_SEGMENT, tables.shape[1] * block_size)
+    tables = used_blocks("block_tables", tables, lengths, k_rows, segment // block_size)
+    out = run(
+        paged_decode_kernel, q_, k_rows, v_rows, tables, lengths[None], segment,
+        check_scale(scale, head_dim),
+    )  # fmt: skip
+    return kind.give(out)
+
+
+def write_kv_cache(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+) -> tuple[Any, Any]:
+    """Store row t of k and v [KV, T, d] in slot slot_mapping[t]; -1 is not written.
+
+    caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32, T >= 1. Returns the caches.
+    """
+    kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+    k_, v_, slots = map(kind.read, (k, v, slot_mapping))
+    k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
+    check_absent(k_scale=k_scale, v_scale=v_scale)
+    check_shape("k", k_, (None, None, None))
+    check_shape("v", v_, k_.shape)
+    check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2])
+    check_same_dtype(k_.dtype, v=v_, k_cache=k_rows, v_cache=v_rows)
+    check_writable_caches(k_rows, v_rows)
+    check_integers("slot_mapping", slots, (k_.shape[1],))
+    check_slots(slots, k_rows)
+    run(write_kv_cache_kernel, k_, v_, k_rows, v_rows, slots)
+    return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+
+
+def _check_modes(softmax: str, lnc: int) -> None:
+    check_choice("softmax", softmax, SOFTMAX_MODES)
+    check_choice("lnc", lnc, (1,))
+
+
+def _covering_segment(segment: int, table_tokens: int) -> int:
+    """`segment`, or less when the block table holds less: whole tiles of 128 tokens."""
+    return min(segment, max(1, cdiv(table_tokens, PARTITIONS)) * PARTITIONS)
+
+
+def _number(value: int) -> Array:
+    """A runtime value as the kernels take it: [1, 1] int32."""
+    return np.array([[value]], np.int32)

@@ -1,0 +1,174 @@
+"""Checks of a kernel call on the host, before a byte moves.
+
+Every failure is a ValueError that names the argument, its value and what is allowed.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..reference.attention import queries_per_kv_head
+from ..reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, cdiv
+from .tile_schedule import PARTITIONS
+
+Array = npt.NDArray[Any]
+
+DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16))
+HEAD_DIMS = (32, 64, 80, 96, 128)
+BLOCK_SIZES = (16, 32, 64, 128)
+SOFTMAX_MODES = ("auto", "exact")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """`value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, allowed))}")
+
+
+def check_absent(**arguments: object) -> None:
+    """These arguments stand for features that the kernels do not have."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r}: not supported by the kernels, must be None")
+
+
+def check_shape(name: str, array: Array, expected: tuple[int | None, ...]) -> None:
+    """`array` has the expected shape; None stands for any size of at least 1."""
+    fits = array.ndim == len(expected) and all(
+        size >= 1 if want is None else size == want
+        for size, want in zip(array.shape, expected, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if want is None else str(want) for want in expected)
+        raise ValueError(f"{name}: shape {array.shape} must be ({wanted})")
+
+
+def check_integers(name: str, array: Array, expected: tuple[int | None, ...]) -> None:
+    """`array` is int32 of the expected shape."""
+    check_shape(name, array, expected)
+    if array.dtype != np.int32:
+        raise ValueError(f"{name}: dtype {array.dtype} must be int32")
+
+
+def check_same_dtype(dtype: np.dtype[Any], **arrays: Array) -> None:
+    """`dtype` is supported and every array has it."""
+    check_choice("dtype of q, k, v", dtype, DTYPES)
+    for name, array in arrays.items():
+        if array.dtype != dtype:
+            raise ValueError(f"{name}: dtype {array.dtype} must be {dtype}, as the other arrays")
+
+
+def check_caches(k_cache: Array, v_cache: Array, num_kv_heads: int | None, head_dim: int) -> None:
+    """The caches have one supported shape [num_blocks, KV, block_size, head_dim]."""
+    check_shape("k_cache", k_cache, (None, num_kv_heads, None, head_dim))
+    check_shape("v_cache", v_cache, k_cache.shape)
+    check_choice("block_size (k_cache.shape[2])", k_cache.shape[2], BLOCK_SIZES)
+    check_choice("head_dim", head_dim, HEAD_DIMS)
+    if k_cache.size >= 2**31:
+        raise ValueError(f"k_cache: {k_cache.size} elements, must be below 2**31")
+
+
+def check_writable_caches(k_cache: Array, v_cache: Array) -> None:
+    """The caches can be written in place and do not overlap."""
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not (cache.flags.c_contiguous and cache.flags.writeable):
+            raise ValueError(f"{name}: strides {cache.strides}, must be C-contiguous and writeable")
+    if np.may_share_memory(k_cache, v_cache):
+        raise ValueError("v_cache: shares memory with k_cache, must be an array of its own")
+
+
+def check_chunk(q: Array, k: Array, v: Array) -> None:
+    """Q [H, S, d] and k, v [KV, S, d] belong together; S is a multiple of 128."""
+    check_shape("q", q, (None, None, None))
+    check_shape("k", k, (None, q.shape[1], q.shape[2]))
+    check_shape("v", v, k.shape)
+    queries_per_kv_head(q.shape[0], k.shape[0])
+    if q.shape[1] % PARTITIONS:
+        raise ValueError(f"q: S={q.shape[1]} must be a multiple of {PARTITIONS}")
+
+
+def check_integer(name: str, value: SupportsIndex) -> int:
+    """`value` as an int."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{name}={value!r}: must be an integer") from error
+
+
+def check_count(name: str, value: SupportsIndex, most: int) -> int:
+    """`value` as an int within 0 .. most."""
+    count = check_integer(name, value)
+    if not 0 <= count <= most:
+        raise ValueError(f"{name}={count}: must be within 0..{most}")
+    return count
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """The softmax scale: finite and positive; None is 1 / sqrt(head_dim)."""
+    value = head_dim**-0.5 if scale is None else float(scale)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"scale={scale}: must be positive and finite")
+    return value
+
+
+def check_segment_size(kv_segment_size: SupportsIndex, block_size: int) -> int:
+    """A segment is whole tiles of 128 tokens and whole blocks."""
+    size = check_integer("kv_segment_size", kv_segment_size)
+    if size < 1 or size % PARTITIONS or size % block_size:
+        raise ValueError(
+            f"kv_segment_size={size}: must be a positive multiple of {PARTITIONS} and of "
+            f"block_size={block_size}"
+        )
+    return size
+
+
+def check_slots(slot_mapping: Array, k_cache: Array) -> None:
+    """Slots are -1 or distinct rows of the cache."""
+    num_blocks, _, block_size, _ = k_cache.shape
+    num_slots = num_blocks * block_size
+    bad = (slot_mapping < PAD_SLOT_ID) | (slot_mapping >= num_slots)
+    if bad.any():
+        where = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"slot_mapping[{where}]={slot_mapping[where]}: must be -1 or within 0..{num_slots - 1} "
+            f"({num_blocks} blocks of block_size={block_size})"
+        )
+    used = np.sort(slot_mapping[slot_mapping != PAD_SLOT_ID])
+    repeated = used[1:][used[1:] == used[:-1]]
+    if repeated.size:
+        raise ValueError(f"slot_mapping: slot {repeated[0]} occurs twice, slots must be distinct")
+
+
+def used_blocks(
+    name: str, tables: Array, token_counts: Array, k_cache: Array, blocks_per_segment: int
+) -> Array:
+    """Block tables [B, W] cut to the entries that `token_counts` [B] reach, the rest -1.
+
+    The result is padded to whole segments. Entries that are reached must be -1 or blocks of the
+    cache, and every count must be covered by its table.
+    """
+    num_blocks, _, block_size, _ = k_cache.shape
+    width = tables.shape[1]
+    reached = -(-token_counts // block_size)
+    if (reached > width).any():
+        where = int(np.flatnonzero(reached > width)[0])
+        raise ValueError(
+            f"{name}: {width} blocks of block_size={block_size} hold {width * block_size} tokens, "
+            f"must cover {token_counts[where]}"
+        )
+    used = np.where(np.arange(width) < reached[:, None], tables, UNUSED_BLOCK)
+    bad = (used < UNUSED_BLOCK) | (used >= num_blocks)
+    if bad.any():
+        row, column = (int(i[0]) for i in np.nonzero(bad))
+        raise ValueError(
+            f"{name}[{row}, {column}]={used[row, column]}: must be -1 or within 0..{num_blocks - 1}"
+        )
+    padded_width = max(1, cdiv(width, blocks_per_segment)) * blocks_per_segment
+    padded = np.full((len(tables), padded_width), UNUSED_BLOCK, np.int32)
+    padded[:, :width] = used
+    return padded

@@ -1,0 +1,101 @@
+"""Random inputs for the kernels, with NaN and infinity wherever nothing may be read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+Array = npt.NDArray[Any]
+
+TOLERANCE = {
+    np.dtype(np.float32): 3e-6,
+    np.dtype(np.float16): 2e-3,
+    np.dtype(ml_dtypes.bfloat16): 1.2e-2,
+}
+"""Relative L2 error against float64 that rounding of weights and results explains."""
+
+dtypes = st.sampled_from([np.float32, ml_dtypes.bfloat16, np.float16])
+seeds = st.integers(0, 2**32 - 1)
+gqa = st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2), (9, 3), (4, 2)])
+"""(query heads, KV heads), ratios that are no powers of two included."""
+
+
+def garbage(rng: np.random.Generator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """NaN, infinities and a large number that every dtype holds."""
+    return rng.choice([np.nan, np.inf, -np.inf, 6e4], shape).astype(np.float32).astype(dtype)
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Standard normal numbers, rounded to dtype."""
+    return rng.standard_normal(shape).astype(dtype)
+
+
+@dataclass
+class PagedTokens:
+    """Tokens in a paged cache whose other rows are garbage."""
+
+    k_cache: Array  # [num_blocks, KV, block_size, d]
+    v_cache: Array
+    tables: Array  # [B, max_blocks] int32
+
+
+def paged_tokens(
+    rng: np.random.Generator,
+    lengths: list[int],
+    num_kv_heads: int,
+    d: int,
+    block_size: int,
+    dtype: npt.DTypeLike,
+    *,
+    holes: float = 0.0,
+    spare_blocks: int = 2,
+) -> PagedTokens:
+    """B requests of the given lengths in shuffled blocks; a share `holes` of table entries is -1.
+
+    Table entries after a request's last block name blocks full of garbage.
+    """
+    needed = [-(-n // block_size) for n in lengths]
+    width = max(*needed, 1) + spare_blocks if len(needed) > 1 else max(needed[0], 1) + spare_blocks
+    num_blocks = sum(needed) + spare_blocks + 1
+    shape = (num_blocks, num_kv_heads, block_size, d)
+    k_cache, v_cache = garbage(rng, shape, dtype), garbage(rng, shape, dtype)
+    free = rng.permutation(num_blocks).tolist()
+    tables = np.full((len(lengths), width), free[-1], np.int32)
+    for request, length in enumerate(lengths):
+        for index in range(needed[request]):
+            block = free.pop()
+            rows = min(block_size, length - index * block_size)
+            if rng.random() < holes:
+                tables[request, index] = -1
+                continue
+            tables[request, index] = block
+            k_cache[block, :, :rows] = normal(rng, (num_kv_heads, rows, d), dtype)
+            v_cache[block, :, :rows] = normal(rng, (num_kv_heads, rows, d), dtype)
+        tables[request, needed[request] :] = free[0]
+    return PagedTokens(k_cache, v_cache, tables)
+
+
+def padded_rows(
+    rng: np.random.Generator, heads: int, rows: int, real: int, d: int, dtype: npt.DTypeLike
+) -> Array:
+    """[heads, rows, d]: normal numbers, garbage from row `real` on."""
+    array = garbage(rng, (heads, rows, d), dtype)
+    array[:, :real] = normal(rng, (heads, real, d), dtype)
+    return array
+
+
+def relative_error(actual: Array, expected: Array) -> float:
+    """L2 error of `actual` relative to the L2 norm of `expected`; NaN counts as infinite."""
+    difference = actual.astype(np.float64) - expected
+    if not np.isfinite(difference).all():
+        return float("inf")
+    return float(np.linalg.norm(difference)) / max(float(np.linalg.norm(expected)), 1e-30)
+
+
+def assert_close(actual: Array, expected: Array) -> None:
+    """`actual` is `expected` (float64) up to the rounding of its dtype."""
+    error = relative_error(actual, expected)
+    assert error <= TOLERANCE[actual.dtype], f"relative L2 error {error:.2e}"

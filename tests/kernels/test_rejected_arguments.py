@@ -1,0 +1,210 @@
+"""Every argument outside the supported range: a ValueError that names it, nothing written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from segattn import kernels
+from segattn.reference.attention import Array
+
+H, KV, S, D, BLOCKS, BLOCK = 4, 2, 128, 64, 6, 16
+
+
+def zeros(*shape: int) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int32)
+
+
+def read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def prefill() -> dict[str, Any]:
+    """A valid call of padded_prefill."""
+    slots = np.full(S, -1, np.int32)
+    slots[:3] = [4, 5, 6]
+    return {
+        "q": zeros(H, S, D), "k": zeros(KV, S, D), "v": zeros(KV, S, D),
+        "k_cache": zeros(BLOCKS, KV, BLOCK, D), "v_cache": zeros(BLOCKS, KV, BLOCK, D),
+        "slot_mapping": slots, "num_tokens": 3,
+    }  # fmt: skip
+
+
+def segmented() -> dict[str, Any]:
+    """A valid call of segmented_attention."""
+    call = prefill()
+    del call["slot_mapping"]
+    return {**call, "block_table": ints(3, 1, -1), "prior_tokens": 20}
+
+
+def decode() -> dict[str, Any]:
+    """A valid call of paged_decode."""
+    return {
+        "q": zeros(2, H, 1, D), "k_cache": zeros(BLOCKS, KV, BLOCK, D),
+        "v_cache": zeros(BLOCKS, KV, BLOCK, D),
+        "block_tables": np.stack([ints(3, 1), ints(-1, -1)]),
+        "context_lens": ints(20, 0),
+    }  # fmt: skip
+
+
+def write() -> dict[str, Any]:
+    """A valid call of write_kv_cache."""
+    call = prefill()
+    return {name: call[name] for name in ("k", "v", "k_cache", "v_cache", "slot_mapping")}
+
+
+def slots(*first: int) -> Array:
+    mapping = np.full(S, -1, np.int32)
+    mapping[: len(first)] = first
+    return mapping
+
+
+EVERYWHERE: list[tuple[str, Any, str]] = [
+    ("v_cache", zeros(BLOCKS, KV, BLOCK, 32), r"v_cache: shape .* must be \(6, 2, 16, 64\)"),
+    ("k_cache", zeros(BLOCKS, 3, BLOCK, D), "_cache: shape"),
+    ("k_cache", np.zeros((BLOCKS, KV, BLOCK, D)), "k_cache: dtype float64 must be float32"),
+    ("k_cache", [1.0], "k_cache: list must be a NumPy, torch or JAX array"),
+]
+ATTENTION: list[tuple[str, Any, str]] = [
+    ("scale", 0.0, "scale=0.0: must be positive and finite"),
+    ("scale", float("nan"), "scale=nan: must be positive and finite"),
+    ("softmax", "fast", "softmax='fast': must be one of auto, exact"),
+    ("softmax", "bounded", "softmax='bounded': must be one of auto, exact"),
+    ("lnc", 2, "lnc=2: must be one of 1"),
+    ("sliding_window", 4, "sliding_window=4: not supported"),
+    ("sinks", zeros(H), "sinks=.*not supported"),
+    ("k_scale", 0.5, "k_scale=0.5: not supported"),
+    ("v_scale", 0.5, "v_scale=0.5: not supported"),
+]
+CHUNK: list[tuple[str, Any, str]] = [
+    ("q", zeros(H, 100, D), "k: shape .* must be"),
+    ("q", zeros(3, S, D), "num_q_heads=3 must be a positive multiple of num_kv_heads=2"),
+    ("k", zeros(KV, S, 32), "k: shape"),
+    ("v", zeros(1, S, D), "v: shape"),
+    ("v", np.zeros((KV, S, D), np.float16), "v: dtype float16 must be float32"),
+    ("num_tokens", -1, "num_tokens=-1: must be within 0..128"),
+    ("num_tokens", 129, "num_tokens=129: must be within 0..128"),
+    ("num_tokens", 2.5, "num_tokens=2.5: must be an integer"),
+]
+SLOTS: list[tuple[str, Any, str]] = [
+    ("slot_mapping", slots(96), r"slot_mapping\[0\]=96: must be -1 or within 0..95"),
+    ("slot_mapping", slots(0, -2), r"slot_mapping\[1\]=-2: must be -1 or within 0..95"),
+    ("slot_mapping", slots(7, 3, 7), "slot 7 occurs twice"),
+    ("slot_mapping", slots(1)[:5], r"slot_mapping: shape \(5,\) must be \(128\)"),
+    ("slot_mapping", slots(1).astype(np.int64), "slot_mapping: dtype int64 must be int32"),
+    ("k_cache", read_only(zeros(BLOCKS, KV, BLOCK, D)), "k_cache: .* writeable"),
+    ("v_cache", zeros(BLOCKS, KV, D, BLOCK).transpose(0, 1, 3, 2), "v_cache: .* C-contiguous"),
+]
+PRIOR: list[tuple[str, Any, str]] = [
+    ("prior_tokens", -1, "prior_tokens=-1: must be within 0..48"),
+    ("prior_tokens", 49, "prior_tokens=49: must be within 0..48"),
+    ("block_table", ints(3, 6), r"block_table\[0, 1\]=6: must be -1 or within 0..5"),
+    ("block_table", ints(3, -2), r"block_table\[0, 1\]=-2: must be -1 or within 0..5"),
+    ("block_table", np.array([3, 1]), "block_table: dtype int64 must be int32"),
+    ("kv_segment_size", 100, "kv_segment_size=100: must be a positive multiple of 128"),
+    ("kv_segment_size", 0, "kv_segment_size=0: must be a positive multiple of 128"),
+]
+DECODE: list[tuple[str, Any, str]] = [
+    ("q", zeros(2, H, 2, D), r"q: shape \(2, 4, 2, 64\) must be \(any, any, 1, any\)"),
+    ("q", zeros(2, 3, 1, D), "num_q_heads=3 must be a positive multiple of num_kv_heads=2"),
+    ("q", zeros(2, 258, 1, D), "queries per KV head=129: must be one of"),
+    ("query_lens", ints(1, 0), "query_lens=.*not supported"),
+    ("context_lens", ints(33, 0), "context_lens=33: must be within 0..32"),
+    ("context_lens", ints(-1, 0), "context_lens=-1: must be within 0..32"),
+    ("block_tables", np.stack([ints(3, 6), ints(0, 0)]), r"block_tables\[0, 1\]=6: must be"),
+    ("block_tables", ints(3, 1), r"block_tables: shape \(2,\) must be \(2, any\)"),
+]
+GEOMETRY: list[tuple[dict[str, Any], str]] = [
+    ({"head_dim": 48}, "head_dim=48: must be one of"),
+    ({"block_size": 8}, r"block_size .*=8: must be one of 16, 32, 64, 128"),
+    ({"block_size": 24}, r"block_size .*=24: must be one of 16, 32, 64, 128"),
+    ({"dtype": np.float64}, "dtype of q, k, v=.*float64.* must be one of float32"),
+]
+
+CASES = [
+    (function, make, name, value, message)
+    for function, make, rejected in (
+        (kernels.padded_prefill, prefill, EVERYWHERE + ATTENTION + CHUNK + SLOTS),
+        (kernels.segmented_attention, segmented, EVERYWHERE + ATTENTION + CHUNK + PRIOR),
+        (kernels.paged_decode, decode, EVERYWHERE + ATTENTION + DECODE),
+        (kernels.write_kv_cache, write, EVERYWHERE + SLOTS),
+    )
+    for name, value, message in rejected
+]
+
+
+def check_rejected(function: Callable[..., Any], call: dict[str, Any], message: str) -> None:
+    """The call raises ValueError with the message and leaves every array as it was."""
+    arrays = {name: value for name, value in call.items() if isinstance(value, np.ndarray)}
+    before = {name: array.tobytes() for name, array in arrays.items()}
+    with pytest.raises(ValueError, match=message):
+        function(**call)
+    assert {name: array.tobytes() for name, array in arrays.items()} == before
+
+
+@pytest.mark.parametrize(
+    ("function", "make", "name", "value", "message"),
+    CASES,
+    ids=[f"{case[0].__name__}-{case[2]}-{index}" for index, case in enumerate(CASES)],
+)
+def test_a_bad_argument_is_named(
+    function: Callable[..., Any],
+    make: Callable[[], dict[str, Any]],
+    name: str,
+    value: Any,
+    message: str,
+) -> None:
+    check_rejected(function, {**make(), name: value}, message)
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (kernels.padded_prefill, prefill),
+        (kernels.segmented_attention, segmented),
+        (kernels.paged_decode, decode),
+        (kernels.write_kv_cache, write),
+    ],
+)
+@pytest.mark.parametrize(("change", "message"), GEOMETRY)
+def test_an_unsupported_geometry_is_named(
+    function: Callable[..., Any],
+    make: Callable[[], dict[str, Any]],
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    call = make()
+    for name, array in call.items():
+        if isinstance(array, np.ndarray) and array.dtype == np.float32:
+            shape = [*array.shape[:-1], change.get("head_dim", D)]
+            if name.endswith("cache"):
+                shape[2] = change.get("block_size", BLOCK)
+            call[name] = np.zeros(shape, change.get("dtype", np.float32))
+    check_rejected(function, call, message)
+
+
+def test_a_prefill_length_that_is_no_multiple_of_128_is_refused() -> None:
+    call = prefill()
+    for name in ("q", "k", "v"):
+        call[name] = call[name][:, :100]
+    call["slot_mapping"] = call["slot_mapping"][:100]
+    check_rejected(kernels.padded_prefill, call, "q: S=100 must be a multiple of 128")
+
+
+@pytest.mark.parametrize("function", [kernels.padded_prefill, kernels.write_kv_cache])
+def test_caches_that_share_memory_are_refused(function: Callable[..., Any]) -> None:
+    call = prefill() if function is kernels.padded_prefill else write()
+    call["v_cache"] = call["k_cache"]
+    check_rejected(function, call, "v_cache: shares memory with k_cache")
+
+
+def test_slots_of_another_block_size_are_refused_with_both_sizes() -> None:
+    # 16384 pages of 4 tokens seen by a caller that counts blocks of 16 (published fault).
+    call = {**write(), "slot_mapping": slots(62650, 75849)}
+    check_rejected(kernels.write_kv_cache, call, r"6 blocks of block_size=16")
