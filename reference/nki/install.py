@@ -1,35 +1,55 @@
-"""Registers the interpreter under the module names that kernels import."""
+"""Registers the interpreter under the names that third-party kernels import.
 
-from __future__ import annotations
+`install()` makes `import nki` and `import neuronxcc.nki` mean this package; nothing is registered
+before that.
+"""
 
+import importlib
 import sys
-import types
+from types import ModuleType
 
-from . import isa, language
-from .launch import jit, simulate
-
-
-def namespace() -> types.ModuleType:
-    """A module that stands for `nki`, with language, isa and the other sub-modules set."""
-    nki = types.ModuleType("nki", "The segattn interpreter of NKI 0.6.0 for trn2.")
-    nki.jit = jit  # type: ignore[attr-defined]  # a module is filled like this
-    nki.simulate = simulate  # type: ignore[attr-defined]
-    nki.language = language  # type: ignore[attr-defined]
-    nki.isa = isa  # type: ignore[attr-defined]
-    return nki
+_SUBMODULES = (
+    "language",
+    "isa",
+    "isa.constants",
+    "dtype",
+    "typing",
+    "compiler",
+)
+_PACKAGE = __name__.rpartition(".")[0]
+_registered: dict[str, ModuleType] = {}
 
 
 def install() -> None:
-    """Make `import nki`, `nki.language` and `nki.isa` mean this interpreter.
+    """Register `nki` with its submodules, and the alias `neuronxcc.nki`, in `sys.modules`.
 
-    RuntimeError if another nki is loaded already.
+    Calling it again does nothing. Raises RuntimeError if another `nki` is imported already:
+    kernels that hold its functions would mix the two.
     """
+    if _registered:
+        return
     loaded = sys.modules.get("nki")
-    if loaded is not None and getattr(loaded, "language", None) is not language:
+    if loaded is not None:
+        where = getattr(loaded, "__file__", None) or "unknown place"
         raise RuntimeError(
-            f"another nki is loaded already ({getattr(loaded, '__file__', loaded)}); "
-            "call install() before importing it"
+            f"another nki is imported already ({where}): call install() before that import"
         )
-    sys.modules["nki"] = namespace()
-    sys.modules["nki.language"] = language
-    sys.modules["nki.isa"] = isa
+    modules = {"nki": importlib.import_module(_PACKAGE)}
+    for name in _SUBMODULES:
+        modules[f"nki.{name}"] = importlib.import_module(f"{_PACKAGE}.{name}")
+    modules |= {f"neuronxcc.{name}": module for name, module in modules.items()}
+    if "neuronxcc" not in sys.modules:
+        parent = ModuleType("neuronxcc", "Holds the alias of nki that install() registers.")
+        parent.__path__ = []
+        vars(parent)["nki"] = modules["nki"]
+        modules["neuronxcc"] = parent
+    _registered.update(modules)
+    sys.modules.update(modules)
+
+
+def uninstall() -> None:
+    """Remove what `install()` registered."""
+    for name, module in _registered.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+    _registered.clear()

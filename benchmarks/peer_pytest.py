@@ -1,0 +1,134 @@
+"""A pytest plugin that runs the tests of an nki-library checkout on the interpreter.
+
+The tests stay as they are: their fixture `test_manager`, which compiles for a device and runs
+there, is replaced by one that interprets the kernel and compares with the test's reference.
+"""
+
+import random
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from .peer_results import Comparison, PeerMismatchError, PeerResult, compare, run_kernel
+
+_NEURON_CORES = {"TRN1": 1, "TRN2": 2}
+_ALIAS_SUFFIX = ".must_alias_input"
+
+
+class InterpreterOrchestrator:
+    """Takes the place of nki-library's Orchestrator."""
+
+    def __init__(self) -> None:
+        self.comparison = Comparison()
+
+    def execute(self, kernel_under_test: Any) -> None:
+        """Run the kernel of a test and compare every output with its golden value."""
+        compiler = kernel_under_test.compiler_input
+        if compiler.platform_target.name not in _NEURON_CORES:
+            pytest.skip(f"for {compiler.platform_target.value} only")
+        if not isinstance(kernel_under_test.kernel_input, dict):
+            pytest.skip("collective over several devices")
+        inputs = {
+            name.removesuffix(_ALIAS_SUFFIX): value
+            for name, value in kernel_under_test.kernel_input.items()
+        }
+        outputs = run_kernel(
+            kernel_under_test.kernel_func, inputs, compiler.logical_nc_config, self.comparison
+        )
+        validation = kernel_under_test.validation_args
+        golden = getattr(validation.golden_output, "golden", validation.golden_output)
+        if len(outputs) != len(golden):
+            raise PeerMismatchError(f"{len(outputs)} outputs for {list(golden)}")
+        for (name, expected), actual in zip(golden.items(), outputs, strict=True):
+            if hasattr(expected, "validator"):
+                flat = actual.reshape(-1).view("uint8")
+                if not expected.validator(None).validate(flat):
+                    raise PeerMismatchError(f"{name}: refused by the test's own validator")
+            else:
+                compare(
+                    name,
+                    actual,
+                    expected,
+                    validation.relative_accuracy,
+                    validation.absolute_accuracy,
+                    self.comparison,
+                )
+
+
+class PeerPlugin:
+    """Fixtures, parametrisation and collection of results."""
+
+    def __init__(self, select: Callable[[str], bool], report: Callable[[PeerResult], None]) -> None:
+        self.select = select
+        self.report = report
+        self.orchestrator = InterpreterOrchestrator()
+
+    @pytest.fixture
+    def test_manager(self) -> InterpreterOrchestrator:
+        """Return the orchestrator that interprets."""
+        self.orchestrator.comparison = Comparison()
+        return self.orchestrator
+
+    @pytest.fixture
+    def platform_target(self) -> Any:
+        """Return trn2, as nki-library names it."""
+        return import_module("test.utils.common_dataclasses").Platforms.TRN2
+
+    @pytest.fixture
+    def collector(self) -> Any:
+        """Return a collector of metrics that collects nothing."""
+        return import_module("test.utils.metrics_collector").NoopMetricsCollector()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Expand nki-library's coverage_parametrize marks, valid combinations only."""
+        marker = metafunc.definition.get_closest_marker("coverage_parametrize")
+        if marker is None:
+            return
+        generator = import_module("test.utils.coverage_parametrized_tests")
+        options = dict(marker.kwargs)
+        coverage = options.pop("coverage", None) or "singles"
+        filter_func = options.pop("filter", None)
+        for name in ("n_tests_per_boundary_value", "max_invalid_tests"):
+            options.pop(name, None)
+        for name in ("enable_automatic_boundary_tests", "enable_invalid_combination_tests"):
+            options.pop(name, None)
+        random.seed(0)
+        cases = generator.generate_parametrized_test_case(
+            params=options,
+            coverage=coverage,
+            filter_func=filter_func,
+            enable_automatic_boundary_tests=False,
+            enable_invalid_combination_tests=False,
+        )
+        metafunc.parametrize(*generator.extract_parametrize_args(options, cases)[:2])
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the selected tests of trn2."""
+        kept = []
+        for item in items:
+            platforms = item.get_closest_marker("platforms")
+            excluded = platforms.kwargs.get("exclude", []) if platforms else []
+            if self.select(item.name) and "TRN2" not in [platform.name for platform in excluded]:
+                kept.append(item)
+        items[:] = kept
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Report a test when it has run, or when its set-up failed."""
+        outcome: pytest.TestReport = yield
+        if outcome.when == "call" or (outcome.when == "setup" and not outcome.passed):
+            reason = ""
+            if call.excinfo is not None:
+                text = str(call.excinfo.value).strip() or call.excinfo.typename
+                reason = f"{call.excinfo.typename}: {text.splitlines()[0]}"
+            comparison = self.orchestrator.comparison
+            self.report(PeerResult(item.name, outcome.outcome, call.duration, comparison, reason))
+        return outcome
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Report files that cannot be imported."""
+        if report.failed:
+            reason = str(report.longrepr).strip().splitlines()[-1]
+            self.report(PeerResult(report.nodeid, "failed", 0.0, Comparison(), reason))

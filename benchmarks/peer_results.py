@@ -1,0 +1,97 @@
+"""Runs one kernel of a third party and compares it with that party's reference."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..reference import nki
+from ..reference.nki.errors import CoreRaceError
+from ..reference.nki.strict import strict
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class PeerMismatchError(AssertionError):
+    """A result is further from the reference than the third party's own tolerance."""
+
+
+@dataclass
+class Comparison:
+    """The largest difference relative to the largest reference value, and whether cores raced."""
+
+    error: float = 0.0
+    race: str = ""
+
+
+@dataclass
+class PeerResult:
+    """One case: `status` is passed, failed or skipped; `reason` is empty for passed."""
+
+    case: str
+    status: str
+    seconds: float
+    comparison: Comparison
+    reason: str = ""
+
+
+def run_kernel(
+    kernel: Callable[..., Any],
+    inputs: Mapping[str, Any] | Sequence[Any],
+    cores: int,
+    comparison: Comparison,
+) -> list[npt.NDArray[Any]]:
+    """Run a kernel on copies of its inputs (by name or position), return its outputs in order.
+
+    A race between the two cores is noted in `comparison`, and the kernel then runs with that rule
+    at "warn".
+    """
+    launch = kernel if hasattr(kernel, "__getitem__") else nki.jit(kernel)
+
+    def call() -> Any:
+        if isinstance(inputs, Mapping):
+            return launch[cores](**{name: _copy(value) for name, value in inputs.items()})
+        return launch[cores](*map(_copy, inputs))
+
+    try:
+        result = call()
+    except CoreRaceError as error:
+        comparison.race = str(error)
+        with strict(core_race="warn"):
+            result = call()
+    outputs = result if isinstance(result, tuple | list) else [result]
+    return [np.asarray(output) for output in outputs if output is not None]
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def compare(
+    name: str,
+    actual: npt.NDArray[Any],
+    expected: npt.NDArray[Any],
+    rtol: float,
+    atol: float,
+    comparison: Comparison,
+) -> None:
+    """Compare by the rule of nki-library: |a - b| <= atol + rtol * max|b|.
+
+    Raises PeerMismatchError, also for NaN where the reference has none.
+    """
+    a = np.asarray(actual).astype(np.float32).reshape(expected.shape)
+    b = np.asarray(expected).astype(np.float32)
+    scale = float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b)))
+    with np.errstate(invalid="ignore"):
+        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    largest = float(np.max(difference, initial=0.0))
+    relative = largest / scale if scale else largest
+    comparison.error = max(comparison.error, relative)
+    if not largest <= atol + rtol * scale:
+        wrong = int(np.count_nonzero(~(difference <= atol + rtol * scale)))
+        raise PeerMismatchError(
+            f"{name}: largest difference {largest:.3g} of {scale:.3g}, allowed "
+            f"{atol + rtol * scale:.3g}; {wrong} of {a.size} elements are outside"
+        )
