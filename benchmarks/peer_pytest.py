@@ -82,7 +82,30 @@ class PeerPlugin:
         return import_module("test.utils.metrics_collector").NoopMetricsCollector()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Expand nki-library's coverage_parametrize marks, valid combinations only."""
+        """Expand nki-library's own ways to parametrise, valid combinations only."""
+        if "range_test_options" in metafunc.fixturenames:
+            self._expand_ranges(metafunc)
+        else:
+            self._expand_coverage(metafunc)
+
+    def _expand_ranges(self, metafunc: pytest.Metafunc) -> None:
+        harness = import_module("test.utils.ranged_test_harness")
+        function = metafunc.function
+        config = getattr(function, harness.RANGE_TEST_CONFIG_ATTR_KEY)
+        limit = harness.RANGE_TEST_LIMIT_NUM_TESTS_ATTR_KEY
+        options = {limit: getattr(function, limit)} if hasattr(function, limit) else {}
+        random.seed(0)
+        names, cases = harness.RangeTestHarness(config, **options).get_unique_test_cases()
+        kept = [
+            (name, case)
+            for name, case in zip(names, cases, strict=True)
+            if not case.is_negative_test_case
+        ]
+        metafunc.parametrize(
+            "range_test_options", [case for _, case in kept], ids=[name for name, _ in kept]
+        )
+
+    def _expand_coverage(self, metafunc: pytest.Metafunc) -> None:
         marker = metafunc.definition.get_closest_marker("coverage_parametrize")
         if marker is None:
             return
