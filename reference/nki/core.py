@@ -9,7 +9,7 @@ import numpy as np
 
 from .dtypes import Array
 from .errors import NkiValidationError, kernel_line
-from .memory import Arena, check_capacity
+from .memory import Arena, BankAllocator, check_capacity
 from .regions import PSUM, SBUF, MemoryRegion
 from .storage import Storage, Use
 
@@ -27,6 +27,7 @@ class Core:
         self.count = 0
         """Instructions executed."""
         self.arenas: dict[MemoryRegion, Arena] = {}
+        self.banks = BankAllocator()
         self.uses: dict[MemoryRegion, list[Use]] = {SBUF: [], PSUM: []}
         self.scalar_sum: Array | None = None
         """Accumulator register of the Scalar Engine, [128] float32; None = not set."""
@@ -59,6 +60,8 @@ class Core:
         )
         storage.use = Use(row_bytes, name, kernel_line())
         self.uses[region].append(storage.use)
+        if region is PSUM:
+            storage.first_byte = self.banks.place(storage)
         return storage
 
     def new_hbm(self, region: MemoryRegion, nbytes: int, name: str, identity: object) -> Storage:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
 
 from .dtypes import Array
 from .errors import CapacityError, NkiValidationError
+from .overlap import connect
 from .regions import (
     NUM_PARTITIONS,
     PSUM,
@@ -31,6 +33,7 @@ class Arena:
         self.bytes: Array = np.empty(NUM_PARTITIONS * self.pitch, np.uint8)
         self.unwritten: Array = np.ones(NUM_PARTITIONS * self.pitch, np.uint8)
         self.serial = new_serial()
+        self.tiles: list[weakref.ref[Storage]] = []
 
     def tile(self, partitions: int, row_bytes: int, address: tuple[int, int], name: str) -> Storage:
         """A tile at (first partition, byte offset in every partition).
@@ -75,7 +78,40 @@ class Arena:
         storage.unwritten = self.unwritten
         storage.serial = self.serial
         storage.in_arena = True
+        self.tiles = connect(storage, self.tiles)
         return storage
+
+
+class BankAllocator:
+    """Places unaddressed PSUM tiles for the trace: banks in turn, a small tile inside one bank.
+
+    More tiles than fit share banks; whether that many are live is `check_capacity`'s question.
+    """
+
+    def __init__(self) -> None:
+        self.used = [0] * PSUM_NUM_BANKS
+        self.next = 0
+
+    def place(self, storage: Storage) -> int:
+        """Byte offset for a new tile; its room is given back when the tile dies."""
+        banks = -(-storage.row_bytes // PSUM_BANK_BYTES)
+        order = [(self.next + i) % PSUM_NUM_BANKS for i in range(PSUM_NUM_BANKS)]
+        starts = [b for b in order if b + banks <= PSUM_NUM_BANKS]
+        size = min(storage.row_bytes, PSUM_BANK_BYTES)
+        free = [
+            b for b in starts if all(u + size <= PSUM_BANK_BYTES for u in self.used[b : b + banks])
+        ]
+        first = (free or starts)[0]
+        offset = first * PSUM_BANK_BYTES + (self.used[first] if free and banks == 1 else 0)
+        for b in range(first, first + banks):
+            self.used[b] += size
+        self.next = (first + banks) % PSUM_NUM_BANKS
+        weakref.finalize(storage, self._release, first, banks, size)
+        return offset
+
+    def _release(self, first: int, banks: int, size: int) -> None:
+        for b in range(first, first + banks):
+            self.used[b] -= size
 
 
 def check_capacity(region: MemoryRegion, uses: Sequence[Use]) -> None:

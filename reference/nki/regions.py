@@ -18,6 +18,9 @@ PSUM_NUM_BANKS: Final = 8
 class MemoryRegion(Enum):
     """Where a tensor lives."""
 
+    # the plan caches hash members on every instruction; Enum's own hash is a Python function
+    __hash__ = object.__hash__
+
     sbuf = "sbuf"
     psum = "psum"
     private_hbm = "private_hbm"

@@ -11,6 +11,9 @@ from ..nkiobject import NKIObject
 class engine(Enum):  # noqa: N801  # NKI's name
     """Engines of a NeuronCore."""
 
+    # the plan caches hash members on every instruction; Enum's own hash is a Python function
+    __hash__ = object.__hash__
+
     tensor = 1
     vector = 5
     scalar = 2
@@ -23,6 +26,9 @@ class engine(Enum):  # noqa: N801  # NKI's name
 class reduce_cmd(Enum):  # noqa: N801  # NKI's name
     """What an instruction does with its engine's accumulator registers."""
 
+    # the plan caches hash members on every instruction; Enum's own hash is a Python function
+    __hash__ = object.__hash__
+
     idle = 0
     reset = 1
     reduce = 2
@@ -33,6 +39,9 @@ class reduce_cmd(Enum):  # noqa: N801  # NKI's name
 class dge_mode(Enum):  # noqa: N801  # NKI's name
     """Who generates DMA descriptors."""
 
+    # the plan caches hash members on every instruction; Enum's own hash is a Python function
+    __hash__ = object.__hash__
+
     unknown = 0
     swdge = 1
     hwdge = 2
@@ -42,12 +51,18 @@ class dge_mode(Enum):  # noqa: N801  # NKI's name
 class oob_mode(Enum):  # noqa: N801  # NKI's name
     """What a run-time index out of bounds does."""
 
+    # the plan caches hash members on every instruction; Enum's own hash is a Python function
+    __hash__ = object.__hash__
+
     error = 0
     skip = 1
 
 
 class matmul_perf_mode(Enum):  # noqa: N801  # NKI's name
     """Performance mode of nc_matmul."""
+
+    # the plan caches hash members on every instruction; Enum's own hash is a Python function
+    __hash__ = object.__hash__
 
     none = "none"
     double_row = "double_row"
