@@ -32,6 +32,10 @@ COMMANDS = {
     "lint": Command(
         "reference.nki.lint.command:main", "check NKI kernels against the compiler's Python subset"
     ),
+    "bench": Command("benchmarks.command:main", "benchmarks: kernels, calibration, ..."),
+    "trace": Command(
+        "benchmarks.trace_command:main", "run a script and model every NKI kernel that it launches"
+    ),
     "replay": Command("scheduler.replay:main", "replay recorded traces of vLLM's scheduler"),
 }
 
@@ -49,7 +53,7 @@ def main() -> None:
     if name not in COMMANDS:
         sys.exit(failure(f"no command {name!r}: must be one of {', '.join(COMMANDS)}"))
     try:
-        sys.exit(_load(COMMANDS[name])(rest))
+        sys.exit(load(COMMANDS[name])(rest))
     except MissingExtraError as error:
         sys.exit(failure(str(error)))
 
@@ -68,7 +72,8 @@ def failure(message: str) -> int:
     return NOTHING_DONE
 
 
-def _load(command: Command) -> Callable[[Sequence[str]], int]:
+def load(command: Command) -> Callable[[Sequence[str]], int]:
+    """The function of a command, imported now."""
     module, _, function = command.target.partition(":")
     loaded: Callable[[Sequence[str]], int] = getattr(
         import_module(f"...{module}", __name__), function

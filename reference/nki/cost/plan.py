@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..records import WHOLE_ARRAY, Access, Dma, Instruction, Launch, LoopMark, Matmul, Record
 from .constants import CostConstants
-from .dependencies import Edge, hazards
+from .dependencies import Edge
 from .dma import Transfer, transfer
 from .occupancy import Occupancy, occupancy
 
@@ -238,13 +238,17 @@ def _issue(stream: Stream, payload: Transfer, c: CostConstants) -> Occupancy:
     return Occupancy(c.dma_issue_ns, c.dma_issue_ns)
 
 
-def plan(launch: Launch, constants: CostConstants, loops: bool = True) -> Plan:
-    """Steps of a launch. `loops=False` drops loop edges, as if loops were unrolled for free."""
+def plan(
+    launch: Launch, edges: Sequence[list[Edge]], constants: CostConstants, loops: bool = True
+) -> Plan:
+    """Steps of a launch; `edges` are the `hazards` of its records.
+
+    `loops=False` drops loop edges, as if loops were unrolled for free.
+    """
     records = launch.records
     tiled = any(isinstance(r, Matmul) and r.tile_size != WHOLE_ARRAY for r in records)
     builder = _Builder(constants, tiled)
     queues = _Queues(constants)
-    edges = hazards(records)
     issue: list[Stream] = []
     queue: list[Stream | None] = []
     for record in records:

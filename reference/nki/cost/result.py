@@ -6,6 +6,7 @@ from functools import cached_property
 
 from ..records import Instruction, Launch, LoopMark
 from .constants import BASE, CostConstants
+from .dependencies import hazards
 from .dma import NUM_ENGINES
 from .plan import Plan, Step, plan
 from .resources import Cause
@@ -172,13 +173,16 @@ class CostResult:
         )
 
     def stalls(self, limit: int = 10) -> list[Stall]:
-        """Longest waits of the compute engines, summed per waiting and awaited statement."""
+        """Longest waits of the compute engines, summed per waiting and awaited statement.
+
+        Waiting at the edges of dynamic loops is not counted.
+        """
         Key = tuple[int, str, tuple[str, int], str, Cause, tuple[str, int] | None, str]
         total: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0])
         for step, timing in zip(self.plan.steps, self.timings, strict=True):
             core, engine = step.stream
             wait = timing.start - timing.stream_free
-            if engine not in COMPUTE_ENGINES or wait <= 0:
+            if engine not in COMPUTE_ENGINES or wait <= 0 or isinstance(step.record, LoopMark):
                 continue
             waits_for, opcode = None, ""
             if timing.after >= 0:
@@ -209,9 +213,23 @@ class CostResult:
         return path[::-1]
 
 
+class Evaluator:
+    """Models one launch under any number of constants; its hazards are found once."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Compare all operands of the launch by address."""
+        self.launch = launch
+        self._edges = hazards(launch.records)
+
+    def evaluate(self, constants: CostConstants = BASE, mode: Mode = "hw_order") -> CostResult:
+        """Modelled timeline under these constants."""
+        the_plan = plan(self.launch, self._edges, constants, loops=mode == "hw_order")
+        timings = Simulation(the_plan, constants, mode).run()
+        return CostResult(self.launch, the_plan, timings, constants)
+
+
 def evaluate(
     launch: Launch, constants: CostConstants = BASE, mode: Mode = "hw_order"
 ) -> CostResult:
-    """Model one launch of a trace."""
-    the_plan = plan(launch, constants, loops=mode == "hw_order")
-    return CostResult(launch, the_plan, Simulation(the_plan, constants, mode).run(), constants)
+    """Model one launch of a trace once."""
+    return Evaluator(launch).evaluate(constants, mode)

@@ -1,0 +1,26 @@
+"""`segattn bench NAME ...`: the benchmarks, each imported only when it is called."""
+
+from collections.abc import Sequence
+
+from ..runner.cli import NOTHING_DONE, Command, failure, load
+
+BENCHMARKS = {
+    "kernels": Command(
+        "benchmarks.kernels:main", "attention kernels: modelled, or measured with --backend device"
+    ),
+    "calibration": Command(
+        "benchmarks.calibration:main", "the cost model against published measurements"
+    ),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one benchmark; its exit status, or 2 for an unknown name."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: segattn bench NAME ...\n")
+        print("\n".join(f"  {name:<16} {entry.help}" for name, entry in BENCHMARKS.items()))
+        return 0 if argv else NOTHING_DONE
+    name, *rest = argv
+    if name not in BENCHMARKS:
+        return failure(f"no benchmark {name!r}: must be one of {', '.join(BENCHMARKS)}")
+    return load(BENCHMARKS[name])(rest)

@@ -1,0 +1,57 @@
+"""`segattn trace SCRIPT [ARG ...]`: model every NKI kernel that a Python script launches.
+
+The script runs unchanged with `nki` standing for this project's interpreter. For each launch the
+terminal shows what bounds it and where its engines wait; `--perfetto` writes timelines for
+ui.perfetto.dev. All times are modelled, none measured.
+"""
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..reference import nki
+from ..reference.nki.cost.constants import BASE, CostConstants
+from ..reference.nki.cost.perfetto import write_perfetto
+from ..reference.nki.cost.result import evaluate
+from ..reference.nki.trace import Trace
+from .cost_report import print_summary
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options, then the script and its own arguments."""
+    made = argparse.ArgumentParser("segattn trace", description=__doc__)
+    made.add_argument("--stalls", type=int, default=10, help="stalls shown per launch")
+    made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
+    made.add_argument("--constants", type=Path, help="microbenchmark results to model with")
+    made.add_argument("script", type=Path)
+    made.add_argument("arguments", nargs=argparse.REMAINDER)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; 2 when the script cannot be read or launches no kernel."""
+    options = parser().parse_args(argv)
+    if not options.script.is_file():
+        print(f"error: script {str(options.script)!r} is not a file", file=sys.stderr)
+        return 2
+    constants = CostConstants.from_results(options.constants) if options.constants else BASE
+    nki.install()
+    before = sys.argv
+    sys.argv = [str(options.script), *options.arguments]
+    try:
+        with Trace() as trace:
+            runpy.run_path(str(options.script), run_name="__main__")
+    finally:
+        sys.argv = before
+    if not trace.launches:
+        print(f"error: {options.script} launched no NKI kernel", file=sys.stderr)
+        return 2
+    for number, launch in enumerate(trace.launches):
+        result = evaluate(launch, constants)
+        print_summary(result, options.stalls)
+        if options.perfetto:
+            options.perfetto.mkdir(parents=True, exist_ok=True)
+            write_perfetto(result, options.perfetto / f"{number:03}_{launch.kernel}.json")
+    return 0

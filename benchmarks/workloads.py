@@ -1,0 +1,201 @@
+"""Kernel calls to model or to time: shapes, FLOPs and bytes of the problem, and its arrays."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, num_blocks_for
+
+Array = NDArray[Any]
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class Workload(Protocol):
+    """One call of a public kernel of `segattn.kernels`."""
+
+    @property
+    def label(self) -> str:
+        """Short name for a table row."""
+
+    @property
+    def kernel(self) -> str:
+        """Name of the public function."""
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs that the attention needs: two matmuls over visible (query, key) pairs."""
+
+    @property
+    def model_bytes(self) -> float:
+        """Bytes that must cross HBM once: inputs that are needed, and outputs."""
+
+    def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Arguments of the call by name; NaN wherever nothing may be read."""
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, np.float32).astype(BF16)
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A chunk of a prompt after `prior` cached tokens; without prior it is a padded prefill."""
+
+    rows: int
+    prior: int
+    q_heads: int = 4
+    kv_heads: int = 1
+    head_dim: int = 128
+    block_size: int = 32
+    num_tokens: int | None = None
+    """Real tokens among the rows; None = all."""
+
+    @property
+    def label(self) -> str:
+        """Rows / prior / heads x head size."""
+        tokens = "" if self.num_tokens is None else f" ({self.num_tokens} real)"
+        return f"{self.rows}/{self.prior}{tokens}, {self.q_heads}x{self.head_dim}"
+
+    @property
+    def kernel(self) -> str:
+        """segmented_attention, or padded_prefill without prior."""
+        return "segmented_attention" if self.prior else "padded_prefill"
+
+    @property
+    def _tokens(self) -> int:
+        return self.rows if self.num_tokens is None else self.num_tokens
+
+    @property
+    def model_flops(self) -> float:
+        """4 head_dim FLOPs per head and visible pair."""
+        n = self._tokens
+        return 4.0 * self.q_heads * self.head_dim * (n * self.prior + n * (n + 1) / 2)
+
+    @property
+    def model_bytes(self) -> float:
+        """q, out and the keys and values of prior and chunk; the cache write without prior."""
+        row = self.head_dim * BF16.itemsize
+        n = self._tokens
+        written = 0 if self.prior else n
+        return float(row * 2 * (n * self.q_heads + (self.prior + n + written) * self.kv_heads))
+
+    def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
+        """A cache of just the blocks needed, in random order, plus block 0."""
+        n, kv, d, size = self._tokens, self.kv_heads, self.head_dim, self.block_size
+        num_blocks = num_blocks_for(self.prior + n, size)
+        table = 1 + rng.permutation(num_blocks).astype(np.int32)
+        caches = []
+        for _ in range(2):
+            tokens = np.full((num_blocks * size, kv, d), np.nan, np.float32).astype(BF16)
+            tokens[: self.prior] = _normal(rng, self.prior, kv, d)
+            cache = np.full((num_blocks + 1, kv, size, d), np.nan, np.float32).astype(BF16)
+            cache[table] = tokens.reshape(num_blocks, size, kv, d).transpose(0, 2, 1, 3)
+            caches.append(cache)
+        chunk: dict[str, Any] = {
+            name: _normal(rng, heads, self.rows, d)
+            for name, heads in (("q", self.q_heads), ("k", kv), ("v", kv))
+        }
+        for array in chunk.values():
+            array[:, n:] = np.nan
+        chunk.update(k_cache=caches[0], v_cache=caches[1])
+        if self.prior:
+            return {**chunk, "block_table": table, "prior_tokens": self.prior, "num_tokens": n}
+        slots = np.full(self.rows, PAD_SLOT_ID, np.int32)
+        positions = np.arange(n)
+        slots[:n] = table[positions // size] * size + positions % size
+        return {**chunk, "slot_mapping": slots, "num_tokens": n}
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One new token for each of `batch` requests with `context` cached tokens each."""
+
+    batch: int
+    context: int
+    q_heads: int = 8
+    kv_heads: int = 1
+    head_dim: int = 128
+    block_size: int = 32
+
+    @property
+    def label(self) -> str:
+        """Batch x context, heads x head size."""
+        return f"decode {self.batch}x{self.context}, {self.q_heads}x{self.head_dim}"
+
+    @property
+    def kernel(self) -> str:
+        """paged_decode."""
+        return "paged_decode"
+
+    @property
+    def model_flops(self) -> float:
+        """4 head_dim FLOPs per head and visible key."""
+        return 4.0 * self.batch * self.q_heads * self.head_dim * self.context
+
+    @property
+    def model_bytes(self) -> float:
+        """Keys and values of the contexts, q and out."""
+        rows = 2 * self.batch * (self.context * self.kv_heads + self.q_heads)
+        return float(rows * self.head_dim * BF16.itemsize)
+
+    def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
+        """A cache of just the blocks needed, in random order, plus block 0."""
+        per_request = num_blocks_for(self.context, self.block_size)
+        num_blocks = self.batch * per_request
+        tables = 1 + rng.permutation(num_blocks).astype(np.int32).reshape(self.batch, -1)
+        shape = (num_blocks + 1, self.kv_heads, self.block_size, self.head_dim)
+        return {
+            "q": _normal(rng, self.batch, self.q_heads, 1, self.head_dim),
+            "k_cache": _normal(rng, *shape),
+            "v_cache": _normal(rng, *shape),
+            "block_tables": np.pad(tables, ((0, 0), (0, 1)), constant_values=UNUSED_BLOCK),
+            "context_lens": np.full(self.batch, self.context, np.int32),
+        }
+
+
+@dataclass(frozen=True)
+class CacheWrite:
+    """The keys and values of `rows` consecutive tokens into their blocks."""
+
+    rows: int
+    kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int = 32
+
+    @property
+    def label(self) -> str:
+        """rows, KV heads x head size."""
+        return f"write {self.rows}, {self.kv_heads}x{self.head_dim}"
+
+    @property
+    def kernel(self) -> str:
+        """write_kv_cache."""
+        return "write_kv_cache"
+
+    @property
+    def model_flops(self) -> float:
+        """None."""
+        return 0.0
+
+    @property
+    def model_bytes(self) -> float:
+        """Keys and values, read once and written once."""
+        return float(4 * self.rows * self.kv_heads * self.head_dim * BF16.itemsize)
+
+    def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Blocks in random order."""
+        num_blocks = num_blocks_for(self.rows, self.block_size)
+        table = 1 + rng.permutation(num_blocks).astype(np.int32)
+        positions = np.arange(self.rows)
+        size = self.block_size
+        shape = (num_blocks + 1, self.kv_heads, size, self.head_dim)
+        return {
+            "k": _normal(rng, self.kv_heads, self.rows, self.head_dim),
+            "v": _normal(rng, self.kv_heads, self.rows, self.head_dim),
+            "k_cache": np.zeros(shape, BF16),
+            "v_cache": np.zeros(shape, BF16),
+            "slot_mapping": (table[positions // size] * size + positions % size).astype(np.int32),
+        }

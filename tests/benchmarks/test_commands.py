@@ -1,0 +1,69 @@
+"""`segattn bench` and `segattn trace` from the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from segattn.benchmarks.command import BENCHMARKS, main
+from segattn.runner.cli import COMMANDS, load
+
+KERNEL = """
+import numpy as np
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def double(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=x)
+    nisa.tensor_scalar(dst=rows, data=rows, op0=nl.multiply, operand0=2.0)
+    nisa.dma_copy(dst=out, src=rows)
+    return out
+
+
+assert (double(np.ones((128, 64), np.float32)) == 2).all()
+"""
+
+
+def test_every_benchmark_and_both_commands_can_be_loaded() -> None:
+    for command in (COMMANDS["bench"], COMMANDS["trace"], *BENCHMARKS.values()):
+        assert callable(load(command))
+
+
+def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["speed"]) == 2
+    assert "no benchmark 'speed': must be one of kernels" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+
+
+def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from segattn.runner.cli import main; main()", "trace"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_trace_runs_a_script_and_names_bound_and_stalls(tmp_path: Path) -> None:
+    script = tmp_path / "double.py"
+    script.write_text(KERNEL)
+    done = trace("--perfetto", str(tmp_path / "timelines"), str(script))
+    assert done.returncode == 0, done.stderr
+    assert "double: modelled" in done.stdout
+    assert "bound by" in done.stdout
+    (line,) = (n for n, text in enumerate(KERNEL.splitlines(), 1) if "tensor_scalar" in text)
+    assert f"double.py:{line}" in done.stdout
+    timeline = json.loads((tmp_path / "timelines" / "000_double.json").read_text())
+    assert timeline["otherData"]["kernel"] == "double"
+
+
+def test_trace_says_so_when_nothing_was_launched(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("x = 1")
+    done = trace(str(script))
+    assert (done.returncode, "launched no NKI kernel" in done.stderr) == (2, True)
+    missing = trace(str(tmp_path / "absent.py"))
+    assert (missing.returncode, "is not a file" in missing.stderr) == (2, True)
