@@ -102,8 +102,8 @@ class Arguments:
                 return origin
         out = value.v.array
         storage = value.storage
-        if not storage.written:
-            missing = storage.mask_of(value.v) != 0
+        missing = storage.unwritten_in(value.v)
+        if missing is not None:
             out[missing] = cast(np.asarray(sentinel(value.dtype)), value.dtype)
         return out if self.framework is None else self.framework(out)
 

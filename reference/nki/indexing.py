@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from .dtypes import ITEMSIZE, dtype_name
 from .errors import NkiValidationError
@@ -32,43 +32,41 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
     On chip an int on dimension 0 keeps it at size 1 and the result has at least two dimensions;
     in HBM it has at least one (the last dropped dimension stays, with size 1). Slices clamp.
     """
-    from .tensor import derive
-
     layout = t.v.layout
     keys = key if type(key) is tuple else (key,)
+    num_keys = len(keys)
     if Ellipsis in keys:
         at = keys.index(Ellipsis)
-        num_full = layout.ndim - len(keys) + 1
-        keys = keys[:at] + (slice(None),) * num_full + keys[at + 1 :]
-    if len(keys) > layout.ndim:
+        keys = keys[:at] + (_ALL,) * (layout.ndim - num_keys + 1) + keys[at + 1 :]
+        num_keys = len(keys)
+    if num_keys > layout.ndim:
         raise NkiValidationError(
-            f"index {key!r} has {len(keys)} entries for a tensor of shape {layout.shape}"
+            f"index {key!r} has {num_keys} entries for a tensor of shape {layout.shape}"
         )
+    if t.dynamic is not None:
+        _check_dynamic(t, keys)
     shape: list[int] = []
     strides: list[int] = []
     offset = t.v.offset
     dropped = -1
-    dynamic = t.dynamic
-    for dim, (n, stride) in enumerate(zip(layout.shape, layout.strides, strict=True)):
-        if dim >= len(keys):
-            shape.append(n)
-            strides.append(stride)
-            continue
-        k = keys[dim]
-        if dynamic is not None and dim == dynamic.dim and k != slice(None):
-            raise NkiValidationError(
-                f"dimension {dim} of an indirect view takes part in the indirection "
-                "and cannot be sliced or selected"
-            )
+    for dim, (k, n, stride) in enumerate(zip(keys, layout.shape, layout.strides, strict=False)):
         if type(k) is slice:
+            if k.start is None and k.stop is None and k.step is None:
+                shape.append(n)
+                strides.append(stride)
+                continue
             start, stop, step = k.indices(n)
             if step < 1:
                 raise NkiValidationError(f"slice {k} of dimension {dim}: step {step}; allowed >= 1")
-            shape.append(max(0, (stop - start + step - 1) // step))
+            if stop <= start:
+                raise NkiValidationError(
+                    f"index {key!r} of a tensor of shape {layout.shape} selects nothing"
+                )
+            shape.append((stop - start + step - 1) // step)
             strides.append(stride * step)
             offset += start * stride
         elif type(k) is DynamicSlice:
-            if k.start < 0 or k.start + k.size > n:
+            if k.start < 0 or k.size < 1 or k.start + k.size > n:
                 raise NkiValidationError(
                     f"nl.ds({k.start}, {k.size}) leaves dimension {dim} of size {n}"
                 )
@@ -83,17 +81,25 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
                 strides.append(stride)
             else:
                 dropped = dim
-    if 0 in shape:
-        raise NkiValidationError(
-            f"index {key!r} of a tensor of shape {layout.shape} selects nothing"
-        )
+    shape.extend(layout.shape[num_keys:])
+    strides.extend(layout.strides[num_keys:])
     if dropped >= 0 and len(shape) < (2 if layout.on_chip else 1):
         shape.append(1)
         strides.append(layout.strides[dropped])
-    made = derive(t, tuple(shape), tuple(strides), offset)
-    if dynamic is not None and dynamic.dim > 0:
-        raise NkiValidationError("slice the tensor before the dynamic select, not after it")
-    return made
+    return t.derive(tuple(shape), tuple(strides), offset)
+
+
+_ALL: Final = slice(None)
+
+
+def _check_dynamic(t: NkiTensor, keys: tuple[Any, ...]) -> None:
+    """The dimension of a vector_offset cannot be indexed further."""
+    dim = t.dynamic.dim if t.dynamic is not None else -1
+    if 0 <= dim < len(keys) and keys[dim] != _ALL:
+        raise NkiValidationError(
+            f"dimension {dim} of an indirect view takes part in the indirection "
+            "and cannot be sliced or selected"
+        )
 
 
 def _integer(k: Any, dim: int, n: int) -> int:
@@ -130,7 +136,7 @@ def slice_dim(t: NkiTensor, dim: int, start: int, end: int, step: int) -> NkiTen
 
 def select(t: NkiTensor, dim: int, index: Any) -> NkiTensor:
     """NkiTensor.select with a static, register or tensor index."""
-    from .tensor import Dynamic, NkiTensor, derive, handle
+    from .tensor import Dynamic, NkiTensor, handle
 
     dim = _dimension(t, dim)
     if not isinstance(index, (NkiTensor, VirtualRegister)):
@@ -150,7 +156,7 @@ def select(t: NkiTensor, dim: int, index: Any) -> NkiTensor:
     strides = t.strides[:dim] + t.strides[dim + 1 :]
     if len(shape) < (2 if t.buffer in ON_CHIP else 1):
         shape, strides = shape + (1,), strides + (t.strides[dim],)
-    rest = derive(t, shape, strides, t.offset)
+    rest = t.derive(shape, strides, t.offset)
     return handle(t.storage, rest.v, Dynamic(index, t.strides[dim], vector=False, dim=-1))
 
 

@@ -21,10 +21,14 @@ class Layout:
     `strides` count elements of `dtype` in the flat (partition, free) storage; `row` is the number
     of elements per partition of that storage (0 in HBM), `pitch` the bytes between partitions.
     `partitions` and `free` are the partition count and the elements per partition of an on-chip
-    view; in HBM `partitions` is 1 and `free` is the size. `start` is the first partition.
+    view; in HBM `partitions` is 1 and `free` is the size. `start` is the first partition. `dense`
+    says that the view visits each byte of its partitions from the first to the last, `span` is
+    the number of bytes from the first to the last (valid only if `spans`), `run` the number of
+    elements if they are one run of the flat storage, each visited once, else -1.
     """
 
     __slots__ = (
+        "dense",
         "dtype",
         "free",
         "itemsize",
@@ -37,8 +41,11 @@ class Layout:
         "plain",
         "region",
         "row",
+        "run",
         "shape",
         "size",
+        "span",
+        "spans",
         "start",
         "strides",
     )
@@ -73,6 +80,18 @@ class Layout:
             s != 0 or n == 1 for s, n in zip(strides, shape, strict=True)
         )
 
+        every = sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1)
+        self.run = self.size if _is_dense(every) else -1
+        first = 1 if self.on_chip else 0
+        dims = sorted((s, n) for s, n in zip(strides[first:], shape[first:], strict=True) if n != 1)
+        self.spans = all(s >= 0 for s, _ in dims)
+        self.span = (1 + sum((n - 1) * s for s, n in dims)) * self.itemsize
+        self.dense = _is_dense(dims) and (not self.on_chip or shape[0] == 1 or strides[0] == row)
+
+    def free_byte(self, offset: int) -> int:
+        """Byte within its partition (HBM: within the tensor) of the element at `offset`."""
+        return (offset % self.row if self.row else offset) * self.itemsize
+
     def byte_step(self, step: int) -> int:
         """Bytes for a step of `step` elements in the flat (partition, free) storage."""
         if not self.on_chip or self.pitch == self.row * self.itemsize:
@@ -80,17 +99,15 @@ class Layout:
         partitions, free = divmod(step, self.row)
         return partitions * self.pitch + free * self.itemsize
 
-    def covers(self, num_elements: int) -> bool:
-        """Whether the view visits each of `num_elements` storage elements exactly once."""
-        if self.size != num_elements:
+
+def _is_dense(dims: list[tuple[int, int]]) -> bool:
+    """Whether (stride, size) pairs, sorted, visit a run of elements without gap or repetition."""
+    step = 1
+    for stride, n in dims:
+        if stride != step:
             return False
-        step = 1
-        for stride, n in sorted(zip(self.strides, self.shape, strict=True)):
-            if n != 1:
-                if stride != step:
-                    return False
-                step *= n
-        return True
+        step *= n
+    return True
 
 
 _interned: dict[tuple[object, ...], Layout] = {}

@@ -22,6 +22,7 @@ from .regions import (
 )
 from .storage import Storage, Use, new_serial
 from .strict import violation
+from .written import Written
 
 
 class Arena:
@@ -75,7 +76,7 @@ class Arena:
             base=start * self.pitch + byte,
             start=start,
         )
-        storage.unwritten = self.unwritten
+        storage.writes = Written(self.unwritten)
         storage.serial = self.serial
         storage.in_arena = True
         self.tiles = connect(storage, self.tiles)

@@ -44,7 +44,7 @@ class PsumState:
         if self.whole or view.group_epoch == self.epoch:
             return
         self.any_sum = True
-        if self._map is None and view.layout.covers(storage.nbytes // view.layout.itemsize):
+        if self._map is None and view.layout.run * view.layout.itemsize == storage.nbytes:
             self.whole = True
         else:
             self._mask(view, storage)[...] = -1
@@ -54,7 +54,7 @@ class PsumState:
     def overwrite(self, view: View, storage: Storage) -> None:
         """Something other than a summing matmul wrote the view."""
         self.epoch += 1
-        if view.layout.covers(storage.nbytes // view.layout.itemsize):
+        if view.layout.run * view.layout.itemsize == storage.nbytes:
             self.any_sum = self.whole = False
             self._map = None
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, Final
 
 import numpy as np
 
@@ -14,12 +13,8 @@ from .psum import PsumState
 from .records import Access
 from .regions import ON_CHIP, PSUM, MemoryRegion
 from .strict import level, violation
+from .written import Written
 
-_MASK_TYPES: Final[dict[int, Any]] = {
-    1: np.dtype(np.uint8),
-    2: np.dtype(np.uint16),
-    4: np.dtype(np.uint32),
-}
 _serial = count(1)
 
 
@@ -75,8 +70,8 @@ class Storage:
     """Bytes of one tensor.
 
     `row_bytes` is the number of bytes per partition (0 in HBM), `pitch` the distance between
-    partitions, `base` the byte of the first element in `buffer`. `unwritten` is a byte map of
-    `buffer` (1 = not written), made on the first partial write; `written` says that all is.
+    partitions, `base` the byte of the first element in `buffer`. `written` says that all bytes
+    are written, `writes` which ones while not.
     `watched` storages take the slow path of every access: caller-owned, shared or overlapping.
     """
 
@@ -94,11 +89,11 @@ class Storage:
         "row_bytes",
         "serial",
         "start",
-        "unwritten",
         "use",
         "version",
         "views",
         "watch",
+        "writes",
         "written",
     )
 
@@ -124,7 +119,7 @@ class Storage:
         self.base = base
         self.start = start
         self.written = written
-        self.unwritten: Array | None = None
+        self.writes = Written()
         self.in_arena = False
         self.version = 0
         self.views: dict[tuple[object, ...], View] = {}
@@ -198,17 +193,17 @@ class Storage:
             steps,
         )
 
-    def mask_of(self, view: View) -> Array:
-        """The part of the unwritten map under `view`, one integer per element, 0 = written."""
-        if self.unwritten is None:
-            self.unwritten = np.ones(self.buffer.shape, np.uint8)
-        layout = view.layout
+    @property
+    def num_rows(self) -> int:
+        """Partitions of an on-chip tile; 1 in HBM."""
+        return self.nbytes // self.row_bytes if self.row_bytes else 1
+
+    def byte_rows(self, marks: Array) -> Array:
+        """A byte map of the buffer as [rows, bytes per row] of this storage."""
+        if not self.row_bytes:
+            return marks.reshape(1, -1)
         return np.ndarray(
-            layout.shape,
-            _MASK_TYPES[layout.itemsize],
-            self.unwritten,
-            self.base + layout.byte_step(view.offset),
-            layout.np_strides,
+            (self.num_rows, self.row_bytes), np.uint8, marks, self.base, (self.pitch, 1)
         )
 
     def bytes_of(self, view: View, marks: Array) -> Array:
@@ -225,33 +220,38 @@ class Storage:
     def note_write(self, view: View) -> None:
         """Mark the bytes of `view` as written."""
         if not self.written:
-            whole = view.layout.covers(self.nbytes // view.layout.itemsize)
-            if not whole or self.in_arena:
-                self.mask_of(view)[...] = 0
-            if whole:
+            if not self.in_arena and view.layout.run * view.layout.itemsize == self.nbytes:
                 self.written = True
+            else:
+                self.writes.add(self, view)
+                self.written = self.writes.all(self)
         view.known = True
+
+    def unwritten_in(self, view: View) -> Array | None:
+        """Which elements of `view` nothing has written, as booleans; None when there are none."""
+        if self.written or self.writes.covers(view):
+            return None
+        marks = self.writes.map_of(self, view)
+        return marks != 0 if marks.any() else None
 
     def check_written(self, view: View, instruction: str, operand: str) -> None:
         """Report a read of bytes that nothing wrote; poison them when the rule lets it pass."""
-        if not self.written:
-            missing = self.mask_of(view) != 0
-            if missing.any():
-                first = tuple(int(i) for i in np.argwhere(missing)[0])
-                num = int(missing.sum())
-                if level("uninitialized_read") != "error":
-                    view.array[missing] = cast(
-                        np.asarray(sentinel(view.layout.dtype)), view.layout.dtype
-                    )
-                violation(
-                    "uninitialized_read",
-                    f"{instruction}: operand {operand} {self.name!r} of shape "
-                    f"{view.layout.shape} reads {num} of {view.layout.size} elements that nothing "
-                    f"has written, first at {first}; write them (memset, dma_copy, ...) before",
-                    UninitializedReadError,
-                )
-                return
-        view.known = True
+        missing = self.unwritten_in(view)
+        if missing is None:
+            view.known = True
+            self.written |= view.layout.run * view.layout.itemsize == self.nbytes
+            return
+        first = tuple(int(i) for i in np.argwhere(missing)[0])
+        if level("uninitialized_read") != "error":
+            poison = cast(np.asarray(sentinel(view.layout.dtype)), view.layout.dtype)
+            view.array[missing] = poison
+        violation(
+            "uninitialized_read",
+            f"{instruction}: operand {operand} {self.name!r} of shape {view.layout.shape} reads "
+            f"{int(missing.sum())} of {view.layout.size} elements that nothing has written, first "
+            f"at {first}; write them (memset, dma_copy, ...) before",
+            UninitializedReadError,
+        )
 
 
 class Watch:

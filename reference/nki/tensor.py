@@ -118,6 +118,18 @@ class NkiTensor(NKIObject):
         """A copy of the values, for debugging."""
         return self.v.array.copy()
 
+    def derive(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int | None = None
+    ) -> NkiTensor:
+        """The same storage, dtype and run-time address with another pattern (offset None: same)."""
+        made: NkiTensor = object.__new__(NkiTensor)
+        made.storage = storage = self.storage
+        made.v = storage.view(
+            self.v.layout.dtype, shape, strides, self.v.offset if offset is None else offset
+        )
+        made.dynamic = self.dynamic
+        return made
+
     def is_contiguous(self) -> bool:
         """Whether the free dimensions (HBM: all) are row-major without gaps."""
         return views.is_contiguous(self)
@@ -225,11 +237,3 @@ def handle(storage: Storage, view: View, dynamic: Dynamic | None = None) -> NkiT
     made.v = view
     made.dynamic = dynamic
     return made
-
-
-def derive(
-    t: NkiTensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
-) -> NkiTensor:
-    """A tensor of the same storage, dtype and run-time address with another pattern."""
-    view = t.storage.view(t.v.layout.dtype, shape, strides, offset)
-    return handle(t.storage, view, t.dynamic)

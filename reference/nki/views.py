@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     from .tensor import NkiTensor
 
 
-def _derive(t: NkiTensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> NkiTensor:
-    from .tensor import derive
-
-    return derive(t, shape, strides, t.offset)
-
-
 def _free_dim(t: NkiTensor, method: str, dim: int) -> None:
     """Refuse dimension 0 where it is the partition or an indirect dimension."""
     if not 0 <= dim <= t.ndim:
@@ -53,7 +47,7 @@ def permute(t: NkiTensor, dims: tuple[int, ...]) -> NkiTensor:
         raise NkiValidationError(
             f"permute: dims[0] is {dims[0]}; the partition dimension must stay first"
         )
-    return _derive(t, tuple(t.shape[d] for d in dims), tuple(t.strides[d] for d in dims))
+    return t.derive(tuple(t.shape[d] for d in dims), tuple(t.strides[d] for d in dims))
 
 
 def broadcast(t: NkiTensor, dim: int, size: int) -> NkiTensor:
@@ -64,15 +58,15 @@ def broadcast(t: NkiTensor, dim: int, size: int) -> NkiTensor:
             f"broadcast: dimension {dim} has size {t.shape[dim]}; allowed is 1"
         )
     shape = t.shape[:dim] + (size,) + t.shape[dim + 1 :]
-    return _derive(t, shape, t.strides[:dim] + (0,) + t.strides[dim + 1 :])
+    return t.derive(shape, t.strides[:dim] + (0,) + t.strides[dim + 1 :])
 
 
 def expand_dim(t: NkiTensor, dim: int) -> NkiTensor:
     """NkiTensor.expand_dim."""
     _free_dim(t, "expand_dim", dim)
     step = t.shape[dim] * t.strides[dim] if dim < t.ndim else 1
-    return _derive(
-        t, t.shape[:dim] + (1,) + t.shape[dim:], t.strides[:dim] + (step,) + t.strides[dim:]
+    return t.derive(
+        t.shape[:dim] + (1,) + t.shape[dim:], t.strides[:dim] + (step,) + t.strides[dim:]
     )
 
 
@@ -83,7 +77,7 @@ def squeeze_dim(t: NkiTensor, dim: int) -> NkiTensor:
         raise NkiValidationError(
             f"squeeze_dim: dimension {dim} has size {t.shape[dim]}; allowed is 1"
         )
-    return _derive(t, t.shape[:dim] + t.shape[dim + 1 :], t.strides[:dim] + t.strides[dim + 1 :])
+    return t.derive(t.shape[:dim] + t.shape[dim + 1 :], t.strides[:dim] + t.strides[dim + 1 :])
 
 
 def reshape_dim(t: NkiTensor, dim: int, shape: tuple[int, ...]) -> NkiTensor:
@@ -97,8 +91,7 @@ def reshape_dim(t: NkiTensor, dim: int, shape: tuple[int, ...]) -> NkiTensor:
     for n in reversed(shape):
         strides.append(step)
         step *= n
-    return _derive(
-        t,
+    return t.derive(
         t.shape[:dim] + shape + t.shape[dim + 1 :],
         t.strides[:dim] + tuple(reversed(strides)) + t.strides[dim + 1 :],
     )
@@ -122,8 +115,7 @@ def flatten_dims(t: NkiTensor, start_dim: int, end_dim: int) -> NkiTensor:
             "is not contiguous over these dimensions; copy it first"
         )
     n, stride = merged[0] if merged else (1, t.strides[end_dim])
-    return _derive(
-        t,
+    return t.derive(
         t.shape[:start_dim] + (n,) + t.shape[end_dim + 1 :],
         t.strides[:start_dim] + (stride,) + t.strides[end_dim + 1 :],
     )
@@ -147,7 +139,7 @@ def reshape(t: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
         raise NkiValidationError(
             f"reshape {t.shape} -> {shape}: strides {t.strides} do not allow it without a copy"
         )
-    return _derive(t, shape, strides)
+    return t.derive(shape, strides)
 
 
 def _infer(shape: tuple[int, ...], size: int, method: str) -> tuple[int, ...]:

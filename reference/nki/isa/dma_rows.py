@@ -78,7 +78,7 @@ def store_rows(me: str, dst: NkiTensor, values: Array, valid: Array) -> None:
     if storage.watch is not None:
         storage.watch.before_write(storage, dst.v, me)
     if not storage.written:
-        storage.mask_of(dst.v)[valid] = 0
+        storage.writes.map_of(storage, dst.v)[valid] = 0
     storage.version += 1
     dst.v.array[valid] = values[valid]
 
@@ -89,7 +89,7 @@ def store_transposed_rows(me: str, dst: NkiTensor, values: Array, valid: Array) 
     if storage.watch is not None:
         storage.watch.before_write(storage, dst.v, me)
     if not storage.written:
-        storage.mask_of(dst.v)[..., valid] = 0
+        storage.writes.map_of(storage, dst.v)[..., valid] = 0
     storage.version += 1
     dst.v.array[..., valid] = values[..., valid]
 
@@ -114,7 +114,7 @@ def scatter(me: str, dst: NkiTensor, values: Array, skip: bool) -> int:
         if storage.watch is not None:
             storage.watch.before_write(storage, table, me)
         if not storage.written:
-            storage.mask_of(table)[chosen] = 0
+            storage.writes.map_of(storage, table)[chosen] = 0
         storage.version += 1
         table.array[chosen] = values[valid]
     return int((~valid).sum())

@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..layout import Layout
-from ..tensor import NkiTensor, derive
+from ..tensor import NkiTensor
 from .enums import NkiInstruction
 from .execute import finish, put, raw, target
 from .operands import SBUF_ONLY, allowed_starts, check_destination, check_tile
@@ -165,5 +165,5 @@ def _partitions(me: str, src: NkiTensor, num: int) -> Array:
         raise NkiValidationError(
             f"{me}: shuffle_mask reads partition {num - 1} of src, beyond the {below} of its tile"
         )
-    wide = derive(src, (num, *layout.shape[1:]), (layout.row, *layout.strides[1:]), src.offset)
+    wide = src.derive((num, *layout.shape[1:]), (layout.row, *layout.strides[1:]), src.offset)
     return raw(wide, me, "src")

@@ -16,7 +16,7 @@ from ..isa.matmul import nc_matmul
 from ..isa.random import dropout as drop
 from ..isa.transpose import nc_transpose
 from ..regions import ON_CHIP, PSUM, SBUF
-from ..tensor import NkiTensor, derive
+from ..tensor import NkiTensor
 from .creation import _allocate
 
 
@@ -79,7 +79,7 @@ def broadcast_to(x: NkiTensor, shape: tuple[int, ...], dtype: Any = None) -> Nki
     strides = tuple(
         0 if n == 1 and m != 1 else s for n, m, s in zip(x.shape, shape, x.strides, strict=True)
     )
-    return derive(x, shape, strides, x.offset)
+    return x.derive(shape, strides, x.offset)
 
 
 def is_hbm(buffer: Any) -> bool:

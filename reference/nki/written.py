@@ -1,0 +1,95 @@
+"""Which bytes of a storage have been written.
+
+Most writes cover whole rows of bytes in all partitions: those are kept as intervals. Anything else
+goes to a byte map, which is made when it is first needed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .dtypes import Array
+
+if TYPE_CHECKING:
+    from .storage import Storage, View
+
+_MAP_TYPES: Final[dict[int, Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+}
+
+
+class Written:
+    """Written bytes of one storage: intervals [start, end) of the bytes of every partition, and
+    a map of the buffer (1 = not written) that may lag behind the intervals.
+    """
+
+    __slots__ = ("_ends", "_map", "_pending", "_shared", "_starts")
+
+    def __init__(self, shared_map: Array | None = None) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._pending: list[tuple[int, int]] = []
+        self._map = shared_map
+        self._shared = shared_map is not None
+
+    def add(self, storage: Storage, view: View) -> None:
+        """The bytes of `view` are written now."""
+        layout = view.layout
+        if not self._shared and layout.dense and layout.partitions == storage.num_rows:
+            start = layout.free_byte(view.offset)
+            self._insert(start, start + layout.free * layout.itemsize)
+        else:
+            self.map_of(storage, view)[...] = 0
+
+    def _insert(self, start: int, end: int) -> None:
+        self._pending.append((start, end))
+        starts, ends = self._starts, self._ends
+        at = bisect_right(starts, start)
+        if at and ends[at - 1] >= start:
+            at -= 1
+            start = starts[at]
+            end = max(end, ends[at])
+            del starts[at], ends[at]
+        while at < len(starts) and starts[at] <= end:
+            end = max(end, ends[at])
+            del starts[at], ends[at]
+        starts.insert(at, start)
+        ends.insert(at, end)
+
+    def all(self, storage: Storage) -> bool:
+        """Whether the intervals cover every byte."""
+        return (
+            len(self._starts) == 1
+            and self._starts[0] == 0
+            and self._ends[0] == (storage.row_bytes or storage.nbytes)
+        )
+
+    def covers(self, view: View) -> bool:
+        """Whether the intervals show that all of `view` is written; False = look at the map."""
+        layout = view.layout
+        start = layout.free_byte(view.offset)
+        at = bisect_right(self._starts, start)
+        return bool(at) and layout.spans and self._ends[at - 1] >= start + layout.span
+
+    def map_of(self, storage: Storage, view: View) -> Array:
+        """The map under `view`, one integer per element, 0 = written."""
+        if self._map is None:
+            self._map = np.ones(storage.buffer.shape, np.uint8)
+        if self._pending:
+            rows = storage.byte_rows(self._map)
+            for start, end in self._pending:
+                rows[:, start:end] = 0
+            self._pending.clear()
+        layout = view.layout
+        return np.ndarray(
+            layout.shape,
+            _MAP_TYPES[layout.itemsize],
+            self._map,
+            storage.base + layout.byte_step(view.offset),
+            layout.np_strides,
+        )
