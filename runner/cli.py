@@ -28,6 +28,9 @@ COMMANDS = {
     "generate": Command(
         "runner.generate:main", "continue prompts with a real model, our scheduler and kernels"
     ),
+    "timeline": Command(
+        "runner.timeline:main", "turn a report of generate into a Perfetto trace or a page"
+    ),
     "env": Command("runner.env:main", "print what a bug report needs"),
     "lint": Command(
         "reference.nki.lint.command:main", "check NKI kernels against the compiler's Python subset"

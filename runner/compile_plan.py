@@ -38,6 +38,12 @@ class GraphShape:
     num_blocks: int
     """Entries of a request's block table."""
 
+    @property
+    def name(self) -> str:
+        """Such as prefill_s1024; decode_b4_w128 has tables 128 blocks wide."""
+        size = f"b{self.bucket}_w{self.num_blocks}" if self.kind == "decode" else f"s{self.bucket}"
+        return f"{self.kind}_{size}"
+
 
 class CompilePlan:
     """The shapes of one configuration, and the choice among them."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from ..scheduler import (
     EngineCoreOutput,
@@ -10,34 +11,13 @@ from ..scheduler import (
     Request,
     RequestError,
     SchedulerConfig,
-    SchedulerOutput,
 )
 from ..scheduler.output import FinishReason
 from ..scheduler.policy import check_schedulable
 from .compile_plan import CompilePlan
 from .llama import Float32Array, Llama
 from .model_runner import ModelRunner, StepResult
-
-
-@dataclass(frozen=True)
-class Step:
-    """One executed step, for tables and logs. Token counts are summed over its requests."""
-
-    index: int
-    state: str
-    """State of the scheduler: ACTIVE_PREFILL or ACTIVE_DECODE."""
-    request_ids: tuple[str, ...]
-    num_tokens: int
-    """Real tokens."""
-    num_tokens_padded: int
-    """Rows of the bucket, real tokens included."""
-    bucket: int
-    graph: str
-    """Kind of the compiled graph."""
-    num_prior_tokens: int
-    """Tokens that were in the cache before."""
-    num_new_tokens: int
-    """Tokens sampled."""
+from .step import Step
 
 
 @dataclass
@@ -94,6 +74,7 @@ class Engine:
         self._vocab_size = model.config.vocab_size
         self._keep_logits = keep_logits
         self._num_steps = 0
+        self._made_at = perf_counter()
 
     def add_request(self, request: Request) -> None:
         """Queue a request. RequestError, with nothing changed, for one that can never be served.
@@ -122,20 +103,37 @@ class Engine:
 
         RuntimeError when unfinished requests exist and nothing was scheduled.
         """
+        start = perf_counter()
         scheduled = self.scheduler.schedule()
-        state = self.scheduler.state.name  # of this step; the update may leave nothing to do
+        # Of this step: the update may leave nothing to do, and blocks free.
+        state = self.scheduler.state.name
+        num_free_blocks = self.scheduler.num_free_blocks
         result = self.runner.execute_model(scheduled)
-        outputs = self.scheduler.update_from_output(scheduled, result.output)
-        for output in outputs:
+        for output in self.scheduler.update_from_output(scheduled, result.output):
             self._record(output, result)
-        if not scheduled.num_scheduled_tokens:
+        if result.shape is None:
             if self.scheduler.get_num_unfinished_requests():
                 raise RuntimeError("no progress: requests are unfinished and none was scheduled")
             return None
         for new in scheduled.scheduled_new_reqs:
             self.completions[new.req_id].num_cached_tokens = new.num_computed_tokens
+        step = Step(
+            index=self._num_steps,
+            state=state,
+            graph=result.shape.name,
+            request_ids=tuple(scheduled.num_scheduled_tokens),
+            num_tokens=scheduled.total_num_scheduled_tokens,
+            num_tokens_padded=result.shape.bucket,
+            num_prior_tokens=result.num_prior_tokens,
+            num_new_tokens=len(result.logits),
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            kv_cache_usage=1 - num_free_blocks / self.scheduler.num_usable_blocks,
+            start_seconds=start - self._made_at,
+            duration_seconds=perf_counter() - start,
+        )
         self._num_steps += 1
-        return self._described(state, scheduled, result)
+        return step
 
     def run(self) -> Iterator[Step]:
         """Step until every request is finished, yielding each executed step."""
@@ -156,23 +154,3 @@ class Engine:
         completion.finish_reason = output.finish_reason
         if self._keep_logits and output.new_token_ids:
             completion.logits.append(result.logits[output.request_id])
-
-    def _described(self, state: str, scheduled: SchedulerOutput, result: StepResult) -> Step:
-        prior = dict(
-            zip(
-                scheduled.scheduled_cached_reqs.req_ids,
-                scheduled.scheduled_cached_reqs.num_computed_tokens,
-                strict=True,
-            )
-        ) | {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
-        return Step(
-            index=self._num_steps - 1,
-            state=state,
-            request_ids=tuple(scheduled.num_scheduled_tokens),
-            num_tokens=scheduled.total_num_scheduled_tokens,
-            num_tokens_padded=sum(shape.bucket for shape in result.shapes),
-            bucket=max(shape.bucket for shape in result.shapes),
-            graph=result.shapes[0].kind,
-            num_prior_tokens=sum(prior.values()),
-            num_new_tokens=len(result.logits),
-        )

@@ -32,8 +32,10 @@ class StepResult:
     """What a step gave back."""
 
     output: ModelRunnerOutput
-    shapes: list[GraphShape] = field(default_factory=list)
-    """The compiled shapes that ran: one per prefill chunk, one for a decode batch."""
+    shape: GraphShape | None = None
+    """The compiled shape that ran; None when nothing was scheduled."""
+    num_prior_tokens: int = 0
+    """Tokens of the scheduled requests that were in the cache before."""
     logits: dict[str, Float32Array] = field(default_factory=dict)
     """Logits [vocab] behind each sampled token."""
 
@@ -80,7 +82,8 @@ class ModelRunner:
     def execute_model(self, scheduled: SchedulerOutput) -> StepResult:
         """Run one step; sampled tokens come in scheduling order.
 
-        RuntimeError for a batch that mixes prefill and decode, and for a shape outside the plan.
+        RuntimeError for a step that mixes prefill and decode or prefills two requests, and for a
+        shape outside the plan.
         """
         for req_id in scheduled.finished_req_ids:
             self._requests.pop(req_id, None)
@@ -92,10 +95,14 @@ class ModelRunner:
                 f"mixed batch: prefill of {prefills} and decode of "
                 f"{[req_id for req_id in req_ids if req_id not in prefills]} in one step"
             )
-        result = StepResult(ModelRunnerOutput(req_ids, [[] for _ in req_ids]))
+        if len(prefills) > 1:
+            raise RuntimeError(f"prefill of {prefills} in one step: a prefill graph takes one")
+        result = StepResult(
+            ModelRunnerOutput(req_ids, [[] for _ in req_ids]),
+            num_prior_tokens=sum(self._requests[i].num_computed_tokens for i in req_ids),
+        )
         if prefills:
-            for req_id in prefills:
-                self._prefill(req_id, scheduled, result)
+            self._prefill(prefills[0], scheduled, result)
         elif req_ids:
             self._decode(req_ids, result)
         for tokens, req_id in zip(result.output.sampled_token_ids, req_ids, strict=True):
@@ -137,7 +144,7 @@ class ModelRunner:
         inputs = self._prefill_inputs(state.token_ids[prior:end], prior, state.block_ids, shape)
         attend = self.cache.prefill_attention(inputs, self._kv_segment_size)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, attend)
-        result.shapes.append(shape)
+        result.shape = shape
         # Earlier chunks have nothing to sample: the next token is known.
         if end == len(state.token_ids):
             last = inputs.num_tokens - 1
@@ -153,7 +160,7 @@ class ModelRunner:
         inputs = self._decode_inputs(rows, shape)
         attend = self.cache.decode_attention(inputs)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, attend)
-        result.shapes.append(shape)
+        result.shape = shape
         result.logits.update(zip(req_ids, self._model.logits(hidden[: len(rows)]), strict=True))
 
     def _prefill_inputs(

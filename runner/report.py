@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from .compile_plan import GraphShape
-from .engine import Step
 from .extras import MissingExtraError
 from .plain_forward import Comparison
 from .serving import PromptResult
+from .step import Step
 
 try:
     from rich.console import Console
@@ -53,10 +53,12 @@ def print_text(report: GenerationReport) -> None:
 
 def _step_table(steps: Sequence[Step]) -> Table:
     table = Table(title="Steps", title_justify="left")
-    for heading in ("step", "state", "requests"):
-        table.add_column(heading)
-    for heading in ("tokens", "padded", "bucket", "in cache"):
-        table.add_column(heading, justify="right")
+    table.add_column("step", justify="right")
+    table.add_column("state", no_wrap=True)
+    table.add_column("requests")
+    table.add_column("tokens", justify="right")
+    table.add_column("padded", justify="right")
+    table.add_column("bucket", no_wrap=True)
     for step in steps:
         table.add_row(
             str(step.index),
@@ -64,8 +66,7 @@ def _step_table(steps: Sequence[Step]) -> Table:
             " ".join(step.request_ids),
             str(step.num_tokens),
             str(step.num_tokens_padded),
-            str(step.bucket),
-            str(step.num_prior_tokens),
+            step.graph,
         )
     return table
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..scheduler import Request, RequestError
-from .engine import Engine, Step
+from .engine import Engine
 from .llama import Llama
 from .plain_forward import NOTHING_COMPARED, Comparison, compare_with_plain
 from .progress import ShowProgress
+from .step import Step
 from .tokenizer import Tokenizer
 
 

@@ -30,7 +30,7 @@ def test_help_lists_every_command() -> None:
 def test_an_unknown_command_is_an_error_with_the_known_ones() -> None:
     result = segattn("generrate")
     assert result.status == 2
-    assert result.err.startswith("error: no command 'generrate': must be one of generate, env")
+    assert result.err.startswith("error: no command 'generrate': must be one of generate, ")
 
 
 def test_no_command_prints_the_list_and_fails() -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segattn.runner.engine import Engine, Step
+from segattn.runner.engine import Engine
 from segattn.runner.llama import Llama
+from segattn.runner.step import Step
 from segattn.scheduler import NeuronPolicy, Request, RequestError, SchedulerConfig
 
 from .random_model import CONFIG, random_model
@@ -73,7 +74,8 @@ def test_tokens_do_not_depend_on_the_bucket_lists(buckets: list[int]) -> None:
     engine = Engine(MODEL, config(num_batched_tokens_buckets=buckets, num_seqs_buckets=[4]))
     steps = serve(engine, ["r3", "r45"])
     assert tokens(engine) == {"r3": EXPECTED["r3"], "r45": EXPECTED["r45"]}
-    assert {step.bucket for step in steps if step.state == "ACTIVE_DECODE"} == {4}
+    padded = {step.num_tokens_padded for step in steps if step.state == "ACTIVE_DECODE"}
+    assert padded == {4}
 
 
 def test_a_prefix_cache_hit_gives_the_same_tokens_from_fewer_computed_ones() -> None:
@@ -84,7 +86,7 @@ def test_a_prefix_cache_hit_gives_the_same_tokens_from_fewer_computed_ones() -> 
     list(engine.run())
     # Two full blocks of 16 of the 44 tokens that may hit.
     assert (first.num_tokens, first.num_prior_tokens) == (13, 32)
-    assert first.graph == "segmented_prefill"
+    assert first.graph == "segmented_prefill_s128"
     assert engine.completions["again"].num_cached_tokens == 32
     assert tokens(engine)["again"] == EXPECTED["r45"]
 
@@ -107,12 +109,25 @@ def test_steps_report_real_and_padded_counts_by_hand() -> None:
         for s in engine.run()
     ]
     assert rows == [
-        ("ACTIVE_PREFILL", "prefill", ("r45",), 20, 20, 0),
-        ("ACTIVE_PREFILL", "segmented_prefill", ("r45",), 20, 20, 20),
-        ("ACTIVE_PREFILL", "segmented_prefill", ("r45",), 5, 8, 40),
-        ("ACTIVE_PREFILL", "prefill", ("r3",), 3, 8, 0),
-        ("ACTIVE_DECODE", "decode", ("r45", "r3"), 2, 2, 48),
+        ("ACTIVE_PREFILL", "prefill_s20", ("r45",), 20, 20, 0),
+        ("ACTIVE_PREFILL", "segmented_prefill_s20", ("r45",), 20, 20, 20),
+        ("ACTIVE_PREFILL", "segmented_prefill_s8", ("r45",), 5, 8, 40),
+        ("ACTIVE_PREFILL", "prefill_s8", ("r3",), 3, 8, 0),
+        ("ACTIVE_DECODE", "decode_b2_w8", ("r45", "r3"), 2, 2, 48),
     ]
+
+
+def test_steps_report_queues_and_cache_usage() -> None:
+    # One request at a time: 10 usable blocks, of which 45 + 1 tokens take 3.
+    engine = Engine(MODEL, config(max_num_seqs=1, num_blocks=11))
+    engine.add_request(Request("r45", PROMPTS["r45"], 2))
+    engine.add_request(Request("r3", PROMPTS["r3"], 1))
+    steps = list(engine.run())
+    assert [(s.num_running, s.num_waiting) for s in steps] == [(1, 1), (0, 1), (0, 0)]
+    assert [s.kv_cache_usage for s in steps] == pytest.approx([0.3, 0.3, 0.1])
+    assert [s.index for s in steps] == [0, 1, 2]
+    ends = [s.start_seconds + s.duration_seconds for s in steps]
+    assert all(end <= s.start_seconds for end, s in zip(ends, steps[1:], strict=False))
 
 
 def test_a_stop_token_ends_a_request_and_frees_its_place() -> None:

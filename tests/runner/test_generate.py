@@ -50,7 +50,7 @@ def test_json_holds_prompts_tokens_texts_steps_and_the_plan(model: Path) -> None
         assert (request["error"], request["finish_reason"]) == (None, "length")
     states = [step["state"] for step in report["steps"]]
     assert states == ["ACTIVE_PREFILL"] * 2 + ["ACTIVE_DECODE"] * 3
-    assert [step["bucket"] for step in report["steps"]] == [128, 128, 2, 2, 2]
+    assert [step["num_tokens_padded"] for step in report["steps"]] == [128, 128, 2, 2, 2]
     kinds = [shape["kind"] for shape in report["compile_plan"]]
     assert kinds == ["prefill", "segmented_prefill", "decode", "decode", "decode"]
 
@@ -109,7 +109,10 @@ def test_flags_reach_the_scheduler(model: Path) -> None:
         "--block-size", 32, "--num-blocks", 9, "--max-tokens", 2, "--json",
     )  # fmt: skip
     assert result.status == 0
-    steps = [(s["num_tokens"], s["bucket"], s["num_prior_tokens"]) for s in result.json["steps"]]
+    steps = [
+        (s["num_tokens"], s["num_tokens_padded"], s["num_prior_tokens"])
+        for s in result.json["steps"]
+    ]
     # 40 tokens in chunks of 24; the second prompt hits one block of 32.
     assert steps == [(24, 24, 0), (16, 24, 24), (8, 8, 32), (2, 2, 80)]
 
