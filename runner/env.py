@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
+from ..kernels.backend import BACKEND
 from .checkpoint import CheckpointError
 from .loading import default_model_path
-from .paged_cache import BACKEND
 
 LIBRARIES = {
     "core": ("numpy", "ml_dtypes"),

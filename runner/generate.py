@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from ..kernels.backend import BACKEND
 from ..reference.paging import num_blocks_for
 from ..scheduler import SchedulerConfig
 from .cli import PARTLY_FAILED, failure
@@ -12,7 +13,6 @@ from .engine import Engine
 from .extras import MissingExtraError
 from .llama import DTYPES, Llama
 from .loading import default_model_path, load_checkpoint
-from .paged_cache import BACKEND
 from .progress import phase
 from .report import GenerationReport, print_json, print_text
 from .serving import check as check_served

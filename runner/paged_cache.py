@@ -2,12 +2,9 @@
 
 import numpy as np
 
-from ..reference import attention as kernels
+from .. import kernels
 from .llama import Array, Attention, LlamaConfig
 from .padding import DecodeInputs, PrefillInputs
-
-BACKEND = "reference"
-"""What executes the kernels."""
 
 
 class PagedKVCache:
@@ -35,23 +32,18 @@ class PagedKVCache:
 
         def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
             k_cache, v_cache = self.keys[layer], self.values[layer]
+            out: Array
             if inputs.prior_tokens == 0:
                 out, _, _ = kernels.padded_prefill(
                     q, k, v, k_cache, v_cache, inputs.slot_mapping, inputs.num_tokens
                 )
                 return out
             kernels.write_kv_cache(k, v, k_cache, v_cache, inputs.slot_mapping)
-            return kernels.segmented_attention(
-                q,
-                k,
-                v,
-                k_cache,
-                v_cache,
-                inputs.block_table,
-                inputs.prior_tokens,
-                inputs.num_tokens,
-                kv_segment_size=kv_segment_size,
-            )
+            out = kernels.segmented_attention(
+                q, k, v, k_cache, v_cache, inputs.block_table,
+                inputs.prior_tokens, inputs.num_tokens, kv_segment_size=kv_segment_size,
+            )  # fmt: skip
+            return out
 
         return attend
 
@@ -62,7 +54,7 @@ class PagedKVCache:
             k_cache, v_cache = self.keys[layer], self.values[layer]
             kernels.write_kv_cache(k, v, k_cache, v_cache, inputs.slot_mapping)
             queries = np.ascontiguousarray(q.transpose(1, 0, 2))[:, :, None]  # [B, Hq, 1, d]
-            out = kernels.paged_decode(
+            out: Array = kernels.paged_decode(
                 queries, k_cache, v_cache, inputs.block_tables, inputs.context_lens
             )
             return out[:, :, 0].transpose(1, 0, 2)

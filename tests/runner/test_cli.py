@@ -60,7 +60,7 @@ def test_env_prints_versions_backend_and_model() -> None:
     assert result.status == 0
     facts = dict(line.split(": ", 1) for line in result.out.splitlines())
     assert facts["segattn"].startswith(__version__)
-    assert facts["kernel backend"]
+    assert facts["kernel backend"] == "interpreter"
     assert facts["default model"].endswith("SmolLM2-135M-Instruct.Q4_1.gguf")
     assert "numpy " in facts["libraries (core)"]
     assert "nki absent" in facts["libraries (AWS SDK)"]
