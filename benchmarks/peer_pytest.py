@@ -9,9 +9,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import pytest
-
+from ..runner.extras import MissingExtraError
 from .peer_results import Comparison, PeerMismatchError, PeerResult, compare, run_kernel
+
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    raise MissingExtraError("pytest", "test") from error
 
 _NEURON_CORES = {"TRN1": 1, "TRN2": 2}
 _ALIAS_SUFFIX = ".must_alias_input"
