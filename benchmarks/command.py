@@ -8,6 +8,9 @@ BENCHMARKS = {
     "kernels": Command(
         "benchmarks.kernels:main", "attention kernels: modelled, or measured with --backend device"
     ),
+    "microbenchmarks": Command(
+        "benchmarks.microbenchmark_command:main", "open constants of the cost model, on a device"
+    ),
     "calibration": Command(
         "benchmarks.calibration:main", "the cost model against published measurements"
     ),

@@ -19,7 +19,9 @@ from .. import __version__
 from ..reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
 from ..reference.nki.cost.perfetto import write_perfetto
 from ..runner.extras import MissingExtraError
-from .modelled import COLUMNS, Functions, Modelled, model, record
+from .device import ITERATIONS, DeviceError
+from .kernels_on_device import run_measured
+from .modelled import COLUMNS, Modelled, model, public_functions, record
 from .targets import TARGETS, Target
 
 try:
@@ -27,14 +29,6 @@ try:
     from rich.table import Table
 except ImportError as error:
     raise MissingExtraError("rich", "cli") from error
-
-
-def public_functions() -> Functions:
-    """The kernels' host functions by name."""
-    from .. import kernels
-
-    names = ("padded_prefill", "segmented_attention", "paged_decode", "write_kv_cache")
-    return {name: getattr(kernels, name) for name in names}
 
 
 def _selected(only: str) -> list[Target]:
@@ -145,6 +139,20 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", type=Path, help="write the results here")
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
     made.add_argument(
+        "--calls",
+        type=Path,
+        default=Path("kernel_calls"),
+        help="device: folder that keeps NEFFs, inputs and timings",
+    )
+    made.add_argument(
+        "--nrtpy-python",
+        type=Path,
+        default=Path("nrtpy_venv/bin/python"),
+        help="device: Python of the environment with AWS's nrtpy",
+    )
+    made.add_argument("--iterations", type=int, default=ITERATIONS, help="device: timed runs")
+    made.add_argument("--profile", action="store_true", help="device: neuron-explorer as well")
+    made.add_argument(
         "--constants", type=Path, help="results of `segattn bench microbenchmarks` to model with"
     )
     return made
@@ -154,7 +162,9 @@ def main(argv: Sequence[str]) -> int:
     """Command line; 0 all targets met, 1 some missed, 2 nothing done."""
     arguments = parser().parse_args(argv)
     try:
+        if arguments.backend == "device":
+            return run_measured(_selected(arguments.only), arguments)
         return run_modelled(arguments)
-    except ValueError as error:
+    except (ValueError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

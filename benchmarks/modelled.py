@@ -1,5 +1,7 @@
 """Runs a workload on the interpreter with a trace and models it. Nothing here is measured."""
 
+import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -52,11 +54,24 @@ class Modelled:
         return asdict(self)
 
 
+def public_functions() -> Functions:
+    """The kernels' host functions by name, on the interpreter.
+
+    RuntimeError if `segattn.kernels` was imported before with another backend.
+    """
+    os.environ["SEGATTN_BACKEND"] = "interpreter"
+    kernels = importlib.import_module("...kernels", __name__)
+    backend = importlib.import_module("...kernels.backend", __name__).BACKEND
+    if backend != "interpreter":
+        raise RuntimeError(f"the kernels run on {backend!r} in this process, not the interpreter")
+    names = ("padded_prefill", "segmented_attention", "paged_decode", "write_kv_cache")
+    return {name: getattr(kernels, name) for name in names}
+
+
 def record(workload: Workload, functions: Functions, **options: Any) -> list[Launch]:
     """Run a workload on the interpreter; the launches that it made.
 
-    The public functions must run on the interpreter (SEGATTN_BACKEND), else nothing is recorded:
-    RuntimeError.
+    RuntimeError if nothing was recorded: the functions do not run on the interpreter.
     """
     arguments = workload.arguments(np.random.default_rng(0))
     with Trace() as trace:

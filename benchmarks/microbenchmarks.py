@@ -1,0 +1,196 @@
+"""The sheet of microbenchmarks, in order of leverage: one experiment per open question.
+
+An experiment runs one kernel at several points, each with two repetition counts; the difference
+gives the time of one repetition free of launch and set-up. `fit` turns these times into constants
+of the cost model. Where the times come from is the caller's business: a device, or (to test the
+sheet itself) the cost model, from which the fit must recover the constants it was given.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reference.nki.cost.constants import BASE
+
+Array = NDArray[Any]
+Arguments = dict[str, Any]
+Times = Mapping[int, float]
+"""Point -> ns per repetition."""
+
+KERNELS = "benchmarks.micro_kernels_nki"
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One question to the hardware."""
+
+    name: str
+    question: str
+    kernel: str
+    """Function in `micro_kernels_nki`."""
+    points: tuple[int, ...]
+    counts: tuple[int, int]
+    """Repetitions of the short and of the long run."""
+    arguments: Callable[[int, int], Arguments]
+    """Arguments of the kernel for (point, repetitions)."""
+    fit: Callable[[Times], dict[str, float]]
+    """Constants of the cost model from the times."""
+
+    def per_repetition(self, ns: Callable[[Arguments], float]) -> dict[int, float]:
+        """Time of one repetition at each point; `ns` times the kernel on some arguments."""
+        short, long = self.counts
+        return {
+            point: (ns(self.arguments(point, long)) - ns(self.arguments(point, short)))
+            / (long - short)
+            for point in self.points
+        }
+
+
+def _rows(columns: int, dtype: Any = np.float32, num_rows: int = 128) -> Array:
+    values = np.random.default_rng(0).standard_normal((num_rows, columns), np.float32)
+    return values.astype(dtype)
+
+
+def _index(skipped: bool = False) -> Array:
+    index = np.random.default_rng(0).permutation(256)[:128].astype(np.int32)[:, None]
+    if skipped:
+        index[::2] = -1
+    return index
+
+
+def _overhead_cycles(times: Times, ghz: float) -> float:
+    """Cycles beyond the columns, averaged over the points (columns)."""
+    return max(0.0, float(np.mean([ns * ghz - columns for columns, ns in times.items()])))
+
+
+def _fit_exp(times: Times) -> dict[str, float]:
+    return {"scalar_overhead_cycles": _overhead_cycles(times, BASE.scalar_ghz)}
+
+
+def _fit_matmul(times: Times) -> dict[str, float]:
+    wide = {columns: ns for columns, ns in times.items() if columns > BASE.tensor_min_cycles}
+    return {"tensor_overhead_cycles": _overhead_cycles(wide, BASE.tensor_ghz)}
+
+
+def _fit_vector(times: Times) -> dict[str, float]:
+    return {"vector_overhead_cycles": _overhead_cycles(times, BASE.vector_ghz)}
+
+
+def _fit_chip_transpose(times: Times) -> dict[str, float]:
+    documented = 16 * BASE.dma_documented_engine_rate
+    return {"dma_transpose_sbuf": 128 * 512 * _BF16.itemsize / times[512] / documented}
+
+
+def _fit_load(times: Times) -> dict[str, float]:
+    smallest, widest = min(times), max(times)
+    moved = 128 * widest * _BF16.itemsize
+    return {"dma_issue_ns": times[smallest], "hbm_rate": moved / times[widest]}
+
+
+def _fit_loop(times: Times) -> dict[str, float]:
+    body = (64 + BASE.vector_latency_cycles) / BASE.vector_ghz
+    return {"loop_iteration_ns": max(0.0, times[0] - body)}
+
+
+def _nothing(times: Times) -> dict[str, float]:
+    return {}
+
+
+SHEET: tuple[Experiment, ...] = (
+    Experiment(
+        "exp",
+        "cycles of an independent exp PSUM -> SBUF beyond its columns (ceiling at head_dim 128: "
+        "96 % if 64, 88 % if 224)",
+        "exp_kernel",
+        (512, 1024, 1536, 2048),
+        (64, 256),
+        lambda columns, n: {"x": np.zeros((128, 1), np.float32), "repeats": n, "columns": columns},
+        _fit_exp,
+    ),
+    Experiment(
+        "matmul",
+        "is the load of the stationary tile hidden behind 129 (65) moving columns?",
+        "matmul_kernel",
+        (65, 129, 512),
+        (128, 1024),
+        lambda columns, n: {"x": _rows(768, _BF16), "repeats": n, "columns": columns},
+        _fit_matmul,
+    ),
+    Experiment(
+        "chip_transpose",
+        "rate of a DMA transpose within SBUF, which bounds the public kernel",
+        "chip_transpose_kernel",
+        (512,),
+        (32, 128),
+        lambda columns, n: {"x": _rows(columns, _BF16), "repeats": n},
+        _fit_chip_transpose,
+    ),
+    Experiment(
+        "load",
+        "issue interval of one hardware queue (64 columns) and the HBM rate (8192 columns)",
+        "load_kernel",
+        (64, 512, 1024, 2048, 8192),
+        (32, 128),
+        lambda columns, n: {"rows": _rows(columns, _BF16), "repeats": n, "width": columns},
+        _fit_load,
+    ),
+    Experiment(
+        "gather",
+        "time of a gather of 128 rows against the row size: GpSimd, issue or bandwidth bound",
+        "gather_kernel",
+        (128, 512, 2048),
+        (32, 128),
+        lambda columns, n: {"rows": _rows(columns, _BF16, 256), "index": _index(), "repeats": n},
+        _nothing,
+    ),
+    Experiment(
+        "gather_skip",
+        "does a skipped row (-1) cost a descriptor slot? Compare with gather",
+        "gather_kernel",
+        (128, 512, 2048),
+        (32, 128),
+        lambda columns, n: {
+            "rows": _rows(columns, _BF16, 256),
+            "index": _index(skipped=True),
+            "repeats": n,
+        },
+        _nothing,
+    ),
+    Experiment(
+        "loop",
+        "time of a trip of a dynamic loop beyond its body",
+        "loop_kernel",
+        (0,),
+        (8, 72),
+        lambda _, n: {"x": _rows(64), "trips": np.array([[n]], np.int32)},
+        _fit_loop,
+    ),
+    Experiment(
+        "evict",
+        "cycles of an fp32 addition PSUM + SBUF beyond its columns",
+        "vector_add_kernel",
+        (129, 512),
+        (64, 256),
+        lambda columns, n: {"x": _rows(512), "repeats": n, "columns": columns},
+        _fit_vector,
+    ),
+)
+"""All experiments on times. Denormals are a question of values: `denormal_inputs`."""
+
+
+def denormal_inputs() -> Arguments:
+    """Argument of `denormal_kernel`: exp(-90), 2^-120 * 2^-20 and 2^-128 + 2^-128 are denormal."""
+    x = np.empty((128, 3), np.float32)
+    x[:] = (-90.0, 2.0**-120, 2.0**-128)
+    return {"x": x}
+
+
+def denormal_findings(result: Array) -> dict[str, bool]:
+    """Whether each column of `denormal_kernel` was flushed to zero."""
+    names = ("scalar_engine_exp", "vector_engine_product", "vector_engine_inputs")
+    return {f"{name}_flushes": bool((result[:, i] == 0).all()) for i, name in enumerate(names)}

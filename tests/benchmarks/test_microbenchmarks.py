@@ -1,0 +1,60 @@
+"""The microbenchmark sheet recovers the constants that produced its times."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from segattn.benchmarks import microbenchmark_command
+from segattn.benchmarks.micro_kernels_nki import denormal_kernel
+from segattn.benchmarks.microbenchmark_command import modelled_runner, run_sheet
+from segattn.benchmarks.microbenchmarks import (
+    SHEET,
+    Experiment,
+    denormal_findings,
+    denormal_inputs,
+)
+from segattn.reference.nki.cost.constants import BASE, CostConstants
+
+HIDDEN: dict[str, float] = {
+    "scalar_overhead_cycles": 224,
+    "tensor_overhead_cycles": 16,
+    "dma_transpose_sbuf": 0.45,
+    "dma_issue_ns": 860,
+    "hbm_rate": 300,
+    "loop_iteration_ns": 3500,
+    "vector_overhead_cycles": 40,
+}
+SHORT = tuple(replace(e, counts=(16, 32)) for e in SHEET)
+
+
+@pytest.mark.parametrize("experiment", SHORT, ids=[e.name for e in SHORT])
+def test_the_fit_finds_the_constants_behind_the_times(experiment: Experiment) -> None:
+    hidden = modelled_runner(BASE.with_measured(HIDDEN))
+    found = run_sheet(hidden, [experiment])["constants"]
+    for name, value in found.items():
+        assert value == pytest.approx(HIDDEN[name], rel=0.02), name
+
+
+def test_the_sheet_settles_every_hidden_constant() -> None:
+    times = {point: 1000.0 for e in SHEET for point in e.points}
+    fitted = {name for e in SHEET for name in e.fit(times)}
+    assert fitted == set(HIDDEN)
+
+
+def test_the_results_file_feeds_the_cost_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(microbenchmark_command, "SHEET", SHORT[:1])
+    path = tmp_path / "results.json"
+    assert microbenchmark_command.main(["--out", str(path)]) == 0
+    assert json.loads(path.read_text())["kind"] == "modelled"
+    assert CostConstants.from_results(path).scalar_overhead_cycles == pytest.approx(64)
+
+
+def test_denormals_are_seen_when_they_survive_and_when_they_are_flushed() -> None:
+    survived = denormal_findings(denormal_kernel(**denormal_inputs()))
+    assert not any(survived.values())  # the interpreter keeps them
+    assert all(denormal_findings(np.zeros((128, 3), np.float32)).values())
