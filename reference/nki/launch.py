@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from . import trace
 from .arguments import Arguments
 from .core import RUN, Core
 from .errors import NkiValidationError
+from .lint import Finding, Kind, check_kernel
 from .lnc import CorePair
+from .strict import level, violation
 
 
 class Kernel:
@@ -63,6 +66,7 @@ def simulate(kernel: Any) -> Callable[..., Any]:
 
 def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Bind the arrays, run on every core, check, and convert the results."""
+    _check_subset(kernel.function)
     bound = inspect.signature(kernel.function).bind(*args, **kwargs)
     arguments = Arguments()
     for name, value in bound.arguments.items():
@@ -92,3 +96,20 @@ def _run_one_core(body: Callable[[], Any], has_grid: bool) -> Any:
     finally:
         RUN.core = None
     return outcome
+
+
+_findings: dict[CodeType, tuple[Finding, ...]] = {}
+
+
+def _check_subset(function: Callable[..., Any]) -> None:
+    """Report what the NKI compiler would refuse, and deprecated API, before the kernel runs."""
+    if level("subset") == "off" and level("deprecated") == "off":
+        return
+    findings = _findings.get(function.__code__)
+    if findings is None:
+        findings = _findings[function.__code__] = check_kernel(function)
+    for finding in findings:
+        if finding.kind.fails:
+            violation("subset", str(finding))
+        elif finding.kind is Kind.DEPRECATED:
+            violation("deprecated", str(finding))

@@ -35,6 +35,8 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
     "core_race": "error",
     # several scattered rows with the same index in one DMA
     "scatter_duplicate": "error",
+    # Python that the NKI compiler refuses (lint level 1), found before a kernel runs
+    "subset": "error",
     # API that NKI 0.6.0 documents as deprecated
     "deprecated": "off",
 }

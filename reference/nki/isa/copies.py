@@ -14,6 +14,7 @@ from ..tensor import NkiTensor
 from .elementwise import choose_engine, signature
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, put, raw, target
+from .legacy import hides_dtype, ignore_dtype
 from .operands import (
     check_destination,
     check_not_both_psum,
@@ -26,8 +27,13 @@ _PREDICATES: Final = frozenset({"uint8", "uint16", "uint32"})
 _copies: dict[object, Any] = {}
 
 
+@hides_dtype
 def tensor_copy(
-    dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None
+    dst: NkiTensor,
+    src: NkiTensor,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+    dtype: Any = None,
 ) -> NkiInstruction:
     """Dst = src on chip; bit exact for one dtype, through fp32 between dtypes."""
     me = "nisa.tensor_copy"
@@ -35,6 +41,8 @@ def tensor_copy(
     plan = _copies.get(key)
     if plan is None:
         plan = _copies[key] = _plan_copy(me, dst, src, engine)
+    if dtype is not None:
+        ignore_dtype(me, dtype)
     chosen, same = plan
     values = raw(src, me, "src") if same else fp32(src, me, "src")
     shape = dst.v.layout.shape

@@ -21,6 +21,7 @@ from .elementwise import (
 )
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, operand_value, put, raw, target
+from .legacy import hides_dtype, ignore_dtype
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
 
 _tensor_tensor: dict[object, Elementwise] = {}
@@ -91,6 +92,7 @@ def _plan_tensor_tensor(
 _scalar_tensor: dict[object, Elementwise] = {}
 
 
+@hides_dtype
 def scalar_tensor_tensor(
     dst: NkiTensor,
     data: NkiTensor,
@@ -101,11 +103,14 @@ def scalar_tensor_tensor(
     reverse0: bool = False,
     reverse1: bool = False,
     name: str | None = None,
+    dtype: Any = None,
 ) -> NkiInstruction:
     """Dst = (data op0 operand0) op1 operand1 with a scalar or [P, 1] operand0, a tile operand1."""
     me = "nisa.scalar_tensor_tensor"
     key = (signature(dst), signature(data), op0, signature(operand0), op1, signature(operand1))
     plan = _scalar_tensor.get(key)
+    if dtype is not None:
+        ignore_dtype(me, dtype)
     if plan is None:
         plan = _plan_scalar_tensor(me, dst, data, op0, operand0, op1, operand1)
         _scalar_tensor[key] = plan

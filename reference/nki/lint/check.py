@@ -65,8 +65,13 @@ def check_kernel(kernel: Callable[..., Any]) -> tuple[Finding, ...]:
     queue: list[object] = [kernel]
     while queue:
         value = inspect.unwrap(queue.pop())  # type: ignore[arg-type]  # takes any object
-        if isinstance(value, type) and value.__module__ != "builtins":
-            queue += [item for item in vars(value).values() if isinstance(item, FunctionType)]
+        if isinstance(value, type) and not _is_own(value):
+            # methods that the class itself defines: an Enum also holds those of enum.py
+            queue += [
+                item
+                for item in vars(value).values()
+                if isinstance(item, FunctionType) and item.__module__ == value.__module__
+            ]
         if not isinstance(value, FunctionType) or value in seen or _is_own(value):
             continue
         seen.add(value)
@@ -78,8 +83,8 @@ def check_kernel(kernel: Callable[..., Any]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda item: (item.path, item.line, item.column, item.rule)))
 
 
-def _is_own(function: FunctionType) -> bool:
-    return (function.__module__ or "").startswith(__package__.rpartition(".")[0] + ".")
+def _is_own(value: FunctionType | type) -> bool:
+    return (value.__module__ or "").startswith(__package__.rpartition(".")[0] + ".")
 
 
 def _look_up(function: FunctionType, name: str) -> object:
