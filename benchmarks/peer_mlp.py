@@ -43,9 +43,10 @@ def _entry() -> Any:
     parameters = import_module(f"{_FOLDER}.mlp_parameters")
     own = list(inspect.signature(parameters.MLPParameters.__init__).parameters.values())[1:]
 
-    def mlp(*arguments: Any) -> Any:
+    def mlp(*arguments: Any, **named: Any) -> Any:
         names = [parameter.name for parameter in own]
-        params = parameters.MLPParameters(**dict(zip(names, arguments, strict=False)))
+        given = dict(zip(names, arguments, strict=False))
+        params = parameters.MLPParameters(**given, **named)
         parameters.validate_mlp_arguments(params)
         shape = (params.batch_size, params.sequence_len, params.hidden_size)
         count = 2 if parameters.mlpp_store_fused_add(params) else 1

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from ..runner.extras import MissingExtraError
+from .peer_modules import ALIAS_SUFFIX
 from .peer_results import Comparison, PeerMismatchError, PeerResult, compare, run_kernel
 
 try:
@@ -18,7 +19,6 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("pytest", "test") from error
 
 _NEURON_CORES = {"TRN1": 1, "TRN2": 2}
-_ALIAS_SUFFIX = ".must_alias_input"
 
 
 class InterpreterOrchestrator:
@@ -35,7 +35,7 @@ class InterpreterOrchestrator:
         if not isinstance(kernel_under_test.kernel_input, dict):
             pytest.skip("collective over several devices")
         inputs = {
-            name.removesuffix(_ALIAS_SUFFIX): value
+            name.removesuffix(ALIAS_SUFFIX): value
             for name, value in kernel_under_test.kernel_input.items()
         }
         outputs = run_kernel(

@@ -23,7 +23,7 @@ from ..reference.nki.install import install
 from .peer_cases import KNOWN_RACES, PEERS, Peer
 from .peer_examples import Example, neuron_sdk_examples, nki_samples_examples
 from .peer_mlp import add_mlp_entry
-from .peer_modules import add_missing_modules, lend_forgotten_names
+from .peer_modules import add_missing_modules, bridge_upstream_faults
 from .peer_results import Comparison, PeerResult
 
 Report = Callable[[str, PeerResult], None]
@@ -109,7 +109,7 @@ def _run_library(root: Path, peers: list[Peer], table: _Table) -> None:
 
     from .peer_pytest import PeerPlugin
 
-    lend_forgotten_names()
+    bridge_upstream_faults()
     for path, message in _unparsable(root / "src"):
         print(f"not Python, not run: {path.relative_to(root)}: {message}")
     for peer in peers:
