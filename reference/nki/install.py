@@ -12,6 +12,7 @@ _SUBMODULES = (
     "language",
     "isa",
     "isa.constants",
+    "collectives",
     "dtype",
     "typing",
     "compiler",
