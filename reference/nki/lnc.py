@@ -71,8 +71,11 @@ class CorePair:
             thread.join()
         RUN.core = None
         for storage in self.watched:
-            if isinstance(storage.watch, RaceWatch):
-                storage.watch = storage.watch.inner
+            watch = storage.watch
+            if isinstance(watch, RaceWatch):
+                storage.watch = watch.inner
+                if self.failure is None:
+                    watch.settle()
         if self.failure is not None:
             raise self.failure
         return results

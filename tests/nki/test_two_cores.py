@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from segattn.reference import nki
-from segattn.reference.nki.errors import CoreRaceError, DeadlockError, NkiValidationError
+from segattn.reference.nki.errors import (
+    CoreRaceError,
+    DeadlockError,
+    NkiValidationError,
+    UninitializedReadError,
+)
 
 nl, nisa = nki.language, nki.isa
 x = np.arange(256 * 4, dtype=np.float32).reshape(256, 4)
@@ -69,13 +74,13 @@ def test_both_cores_writing_the_same_bytes_is_a_race() -> None:
     @nki.jit
     def kernel(a: Any) -> Any:
         out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(out[0:128], a[0:128])
+        nisa.dma_copy(out[0:128], a[nl.ds(nl.program_id(0) * 128, 128)])
         return out
 
     with pytest.raises(CoreRaceError, match=r"core 1 writes .* core 0 has written"):
         kernel[2](x)
     with nki.strict(core_race="off"):
-        np.testing.assert_array_equal(kernel[2](x)[:128], x[:128])
+        np.testing.assert_array_equal(kernel[2](x)[:128], x[128:])
 
 
 def test_a_core_that_waits_alone_is_a_deadlock_and_not_a_hang() -> None:
@@ -124,3 +129,48 @@ def test_gpsimd_sendrecv_is_limited_by_bytes_per_partition() -> None:
     kernel[2](np.zeros((128, 256), np.float32))
     with pytest.raises(NkiValidationError, match="1028 bytes per partition of float32; limit 1024"):
         kernel[2](np.zeros((128, 257), np.float32))
+
+
+def test_two_cores_that_store_the_same_values_do_not_race() -> None:
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x)
+        tile = nl.load(out)
+        nl.store(out[:, 0:2], tile[:, 0:2])
+        return out
+
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(kernel[2](x.copy()), x)
+
+
+def test_a_write_that_changes_what_the_other_core_wrote_is_a_race_at_its_line() -> None:
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray(x.shape, dtype=x.dtype)
+        nisa.memset(tile, nl.program_id(0) + 1.0)
+        nisa.dma_copy(out, tile)
+        return out
+
+    with pytest.raises(CoreRaceError, match=r"core 1 writes bytes .*test_two_cores.py:\d+"):
+        kernel[2](np.zeros((2, 4), np.float32))
+
+
+def test_sendrecv_hands_on_which_elements_nothing_has_written() -> None:
+    @nki.jit
+    def kernel(x: Any, num_rows: int) -> Any:
+        sent = nl.ndarray((4, 4), dtype=x.dtype)
+        received = nl.ndarray((4, 4), dtype=x.dtype)
+        nisa.dma_copy(sent[0:2, :], x)
+        other = 1 - nl.program_id(0)
+        nisa.sendrecv(sent, received, other, other, 0)
+        out = nl.ndarray((num_rows, 4), dtype=x.dtype, buffer=nl.shared_hbm)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(out, received[0:num_rows, :])
+        return out
+
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(kernel[2](x, 2), x)
+    with pytest.raises(UninitializedReadError, match="4 of 12 elements"):
+        kernel[2](x, 3)

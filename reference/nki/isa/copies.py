@@ -72,7 +72,7 @@ def memset(
 ) -> NkiInstruction:
     """Fill dst with a constant; integer tiles take integers."""
     me = "nisa.memset"
-    key = (signature(dst), type(value), engine, "memset")
+    key = (signature(dst), type(value), not value, engine, "memset")
     chosen = _copies.get(key)
     if chosen is None:
         chosen = _copies[key] = _plan_memset(me, dst, value, engine)
@@ -84,7 +84,7 @@ def memset(
             raise NkiValidationError(
                 f"{me}: value {value} for dtype {dtype}; allowed: {limits.min}..{limits.max}"
             )
-        view.array.fill(value)
+        view.array.fill(int(value))
     else:
         view.array[...] = cast(np.asarray(value, np.float32), dtype)
     return finish(chosen, "memset", (dst,), ())
@@ -95,7 +95,8 @@ def _plan_memset(me: str, dst: Any, value: Any, wanted: engine) -> Engine:
     check_destination(me, dst)
     if not isinstance(value, (bool, int, float, np.number)):
         raise NkiValidationError(f"{me}: value is {value!r}; allowed: a number")
-    if out.dtype in INTEGERS and not isinstance(value, (bool, int, np.integer)):
+    # 0.0 has the bits of the integer 0, and AWS's kernels clear integer tiles with it.
+    if out.dtype in INTEGERS and not isinstance(value, (bool, int, np.integer)) and value:
         raise NkiValidationError(
             f"{me}: value {value!r} for a tile of dtype {out.dtype}; integer tiles take integers"
         )

@@ -12,7 +12,7 @@ from ..records import Engine
 from ..regions import SHARED_HBM
 from ..tensor import NkiTensor
 from .enums import NkiInstruction, dma_engine, engine
-from .execute import account, handed_over, put, raw
+from .execute import account, handed_over, put, put_where, view_of
 from .operands import SBUF_ONLY, check_destination, check_tile
 
 _GPSIMD_BYTES: Final = {4: 1024, 2: 512, 1: 256}
@@ -39,16 +39,21 @@ def sendrecv(
     me = "nisa.sendrecv"
     core = _paired(me)
     _check_sendrecv(me, src, dst, send_to_rank, recv_from_rank, dma_engine)
-    posts = core.rendezvous(
-        "sendrecv", f"pipe {pipe_id}", (raw(src, me, "src").copy(), send_to_rank)
-    )
-    values, receiver = posts[recv_from_rank]
+    view = view_of(src, me, "src")
+    missing = src.storage.unwritten_in(view)
+    sent = (view.array.copy(), missing, send_to_rank)
+    posts = core.rendezvous("sendrecv", f"pipe {pipe_id}", sent)
+    values, missing, receiver = posts[recv_from_rank]
     if receiver != core.index:
         raise NkiValidationError(
             f"{me}: core {core.index} receives from rank {recv_from_rank}, which sends to rank "
             f"{receiver}; send_to_rank and recv_from_rank of the two cores must match"
         )
-    put(dst, values.reshape(dst.v.layout.shape), me)
+    if missing is None:
+        put(dst, values, me)
+    else:
+        # Moving what nothing wrote harms nobody who does not read it: it arrives as not written.
+        put_where(dst, values, ~missing, me)
     number = account((dst,), (src,))
     if trace.active is not None:
         trigger = "gpsimd" if dma_engine is _GPSIMD_DMA else ""

@@ -16,7 +16,7 @@ from ..storage import View
 from ..tensor import NkiTensor
 from .dma_rows import gather_rows, scatter, store_rows
 from .elementwise import signature
-from .enums import NkiInstruction, dge_mode, engine, oob_mode
+from .enums import NkiInstruction, as_dge_mode, dge_mode, engine, oob_mode
 from .execute import account, handed_over, target
 from .operands import check_destination
 
@@ -38,6 +38,7 @@ def dma_copy(
     Different dtypes cast through fp32. With oob_mode.skip, a row out of bounds is not moved.
     """
     me = "nisa.dma_copy"
+    dge_mode = as_dge_mode(me, dge_mode)
     key = (signature(dst), signature(src), priority, oob_mode, dge_mode, engine)
     if key not in _plans:
         _check_copy(me, dst, src, priority, oob_mode, dge_mode, engine)

@@ -10,7 +10,7 @@ from ..regions import HBM, SBUF
 from ..tensor import NkiTensor
 from .dma import check_dma_operand, check_dma_options, load, record_dma, store
 from .dma_rows import gather_rows, store_transposed_rows
-from .enums import NkiInstruction, dge_mode, oob_mode
+from .enums import NkiInstruction, as_dge_mode, dge_mode, oob_mode
 from .operands import check_destination
 
 AXES: Final = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -32,6 +32,7 @@ def dma_transpose(
     oob_mode.skip leave their columns of dst untouched.
     """
     me = "nisa.dma_transpose"
+    dge_mode = as_dge_mode(me, dge_mode)
     permutation = _check(me, dst, src, axes, priority, dge_mode, oob_mode)
     skip = oob_mode is _SKIP
     dynamic = src.dynamic

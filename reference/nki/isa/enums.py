@@ -6,6 +6,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from ..nkiobject import NKIObject
+from ..strict import violation
 
 
 class engine(Enum):  # noqa: N801  # NKI's name
@@ -46,6 +47,17 @@ class dge_mode(Enum):  # noqa: N801  # NKI's name
     swdge = 1
     hwdge = 2
     none = 3
+
+
+def as_dge_mode(instruction: str, value: Any) -> Any:
+    """Take the integers that 0.2.0 took, and that AWS's kernels still pass (rule "deprecated")."""
+    if isinstance(value, dge_mode):
+        return value
+    if type(value) is int and value in [mode.value for mode in dge_mode]:
+        mode = dge_mode(value)
+        violation("deprecated", f"{instruction}: dge_mode {value} as an integer; use {mode}")
+        return mode
+    return value
 
 
 class oob_mode(Enum):  # noqa: N801  # NKI's name

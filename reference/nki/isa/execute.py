@@ -128,6 +128,18 @@ def put(t: NkiTensor, values: Array, instruction: str) -> None:
     np.copyto(view.array, values, casting="unsafe")
 
 
+def put_where(t: NkiTensor, values: Array, valid: Array, instruction: str) -> None:
+    """Store only the elements that `valid` marks; the others stay as they are, written or not."""
+    view = t.v if t.dynamic is None else view_of(t, instruction, "dst")
+    storage = t.storage
+    if storage.watch is not None:
+        storage.watch.before_write(storage, view, instruction)
+    np.copyto(view.array, values, where=valid)
+    if not storage.written:
+        storage.writes.map_of(storage, view)[valid] = 0
+    storage.version += 1
+
+
 def finish(
     engine: Engine,
     opcode: str,
