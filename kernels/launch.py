@@ -5,34 +5,43 @@ the formulas are those of `segattn.reference.attention`, which defines the behav
 supports beyond that stands at the top of its file. Every rejected argument is a ValueError that
 names it; nothing has been written then. Attention comes back in the dtype of q. NumPy and torch
 caches are updated in place and returned as the same objects; JAX caches come back as new arrays.
+
+Arguments that all attention functions share: `scale` of the scores, positive, None is
+1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
+[H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
+with fp8 caches; `softmax` "auto" or "exact"; `lnc`, 1 or 2 cores that share the work.
 """
 
 from typing import Any, SupportsIndex
 
+import ml_dtypes
 import numpy as np
 
 from ..reference.attention import queries_per_kv_head
 from ..reference.paging import cdiv
-from .arrays import array_kind
+from .arrays import ArrayKind, array_kind
 from .backend import run
 from .padded_prefill_nki import padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
 from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
+    FP8_DTYPES,
     SOFTMAX_MODES,
     Array,
-    check_absent,
+    check_cache_scale,
     check_caches,
     check_choice,
     check_chunk,
     check_count,
+    check_dtypes,
     check_integers,
-    check_same_dtype,
     check_scale,
     check_segment_size,
     check_shape,
+    check_sinks,
     check_slots,
+    check_window,
     check_writable_caches,
     used_blocks,
 )
@@ -68,17 +77,19 @@ def padded_prefill(
     q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
     _check_modes(softmax, lnc)
-    check_absent(sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale)
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
-    check_same_dtype(q_.dtype, k=k_, v=v_, k_cache=k_rows, v_cache=v_rows)
+    check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     check_writable_caches(k_rows, v_rows)
     check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, k_rows)
     count = check_count("num_tokens", num_tokens, q_.shape[1])
     out, _, _ = run(
-        padded_prefill_kernel, q_, k_, v_, k_rows, v_rows, slots, _number(count),
-        check_scale(scale, q_.shape[2]),
+        padded_prefill_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows), slots,
+        _number(count), check_scale(scale, q_.shape[2]), check_window(sliding_window),
+        check_sinks(_optional(kind, sinks), q_.shape[0]),
+        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
     )  # fmt: skip
     return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
@@ -112,10 +123,9 @@ def segmented_attention(
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
     _check_modes(softmax, lnc)
-    check_absent(sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale)
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
-    check_same_dtype(q_.dtype, k=k_, v=v_, k_cache=k_rows, v_cache=v_rows)
+    check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     block_size = k_rows.shape[2]
     segment = check_segment_size(kv_segment_size, block_size)
     check_integers("block_table", table, (table.size,))
@@ -126,8 +136,11 @@ def segmented_attention(
         "block_table", table[None], np.array([prior]), k_rows, segment // block_size
     )
     out = run(
-        segmented_attention_kernel, q_, k_, v_, k_rows, v_rows, tables, _number(prior),
-        _number(count), segment, check_scale(scale, q_.shape[2]),
+        segmented_attention_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows),
+        tables, _number(prior), _number(count), segment, check_scale(scale, q_.shape[2]),
+        check_window(sliding_window), check_sinks(_optional(kind, sinks), q_.shape[0]),
+        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
     )  # fmt: skip
     return kind.give(out)
 
@@ -148,10 +161,12 @@ def paged_decode(
     softmax: str = "auto",
     lnc: int = 1,
 ) -> Any:
-    """Attention of the newest token of B requests over their cached tokens, its own included.
+    """Attention of the last tokens of B requests over their cached tokens, their own included.
 
-    q [B, H, 1, d]; caches [num_blocks, KV, block_size, d]; block_tables [B, max_blocks] and
-    context_lens [B] int32. A request with context length 0 gets zeros. Returns out [B, H, 1, d].
+    q [B, H, T, d], T >= 1, at most 128 rows of H / KV * T; caches [num_blocks, KV, block_size, d];
+    block_tables [B, max_blocks] and context_lens [B] int32; query_lens [B] int32 within 0..T, None
+    is T. Query t of request b is real when t < query_lens[b], at position
+    context_lens[b] - query_lens[b] + t; other rows are zero. Returns out [B, H, T, d].
     """
     kind = array_kind(
         q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, context_lens=context_lens
@@ -160,26 +175,33 @@ def paged_decode(
         kind.read, (q, k_cache, v_cache, block_tables, context_lens)
     )
     _check_modes(softmax, lnc)
-    check_absent(
-        query_lens=query_lens, sliding_window=sliding_window, sinks=sinks, k_scale=k_scale,
-        v_scale=v_scale,
-    )  # fmt: skip
-    check_shape("q", q_, (None, None, 1, None))
+    check_shape("q", q_, (None, None, None, None))
     num_requests, num_q_heads, num_queries, head_dim = q_.shape
     check_caches(k_rows, v_rows, None, head_dim)
-    check_same_dtype(q_.dtype, k_cache=k_rows, v_cache=v_rows)
+    check_dtypes(q_.dtype, {}, {"k_cache": k_rows, "v_cache": v_rows})
     group = queries_per_kv_head(num_q_heads, k_rows.shape[1])
-    check_choice("queries per KV head", group * num_queries, range(1, PARTITIONS + 1))
+    if group * num_queries > PARTITIONS:
+        raise ValueError(
+            f"q: {group} query heads per KV head times T={num_queries} must be at most {PARTITIONS}"
+        )
     check_integers("block_tables", tables, (num_requests, None))
     check_integers("context_lens", lengths, (num_requests,))
+    queries = _optional(kind, query_lens)
+    if queries is None:
+        queries = np.full(num_requests, num_queries, np.int32)
+    check_integers("query_lens", queries, (num_requests,))
     block_size = k_rows.shape[2]
-    for length in lengths:
+    for length, queries_of_it in zip(lengths, queries, strict=True):
         check_count("context_lens", length, tables.shape[1] * block_size)
+        check_count("query_lens", queries_of_it, num_queries)
     segment = _covering_segment(DECODE_SEGMENT, tables.shape[1] * block_size)
     tables = used_blocks("block_tables", tables, lengths, k_rows, segment // block_size)
     out = run(
-        paged_decode_kernel, q_, k_rows, v_rows, tables, lengths[None], segment,
-        check_scale(scale, head_dim),
+        paged_decode_kernel, lnc, q_, _device_fp8(k_rows), _device_fp8(v_rows), tables,
+        lengths[None], queries[None], segment, check_scale(scale, head_dim),
+        check_window(sliding_window), check_sinks(_optional(kind, sinks), num_q_heads),
+        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
     )  # fmt: skip
     return kind.give(out)
 
@@ -201,21 +223,34 @@ def write_kv_cache(
     kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     k_, v_, slots = map(kind.read, (k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    check_absent(k_scale=k_scale, v_scale=v_scale)
     check_shape("k", k_, (None, None, None))
     check_shape("v", v_, k_.shape)
     check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2])
-    check_same_dtype(k_.dtype, v=v_, k_cache=k_rows, v_cache=v_rows)
+    check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     check_writable_caches(k_rows, v_rows)
     check_integers("slot_mapping", slots, (k_.shape[1],))
     check_slots(slots, k_rows)
-    run(write_kv_cache_kernel, k_, v_, k_rows, v_rows, slots)
+    run(
+        write_kv_cache_kernel, 1, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows), slots,
+        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
+    )  # fmt: skip
     return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
 
 def _check_modes(softmax: str, lnc: int) -> None:
     check_choice("softmax", softmax, SOFTMAX_MODES)
-    check_choice("lnc", lnc, (1,))
+    check_choice("lnc", lnc, (1, 2))
+
+
+def _optional(kind: ArrayKind, value: Any) -> Any:
+    """An optional argument: None and numbers as they are, arrays as NumPy."""
+    return value if value is None or isinstance(value, (int, float)) else kind.read(value)
+
+
+def _device_fp8(cache: Array) -> Array:
+    """float8_e4m3fn as trn2's float8_e4m3: the same bits up to +-240."""
+    return cache.view(ml_dtypes.float8_e4m3) if cache.dtype in FP8_DTYPES else cache
 
 
 def _covering_segment(segment: int, table_tokens: int) -> int:

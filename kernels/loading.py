@@ -29,10 +29,11 @@ class RowTiles(nl.NKIObject):
         )
 
 
-def broadcast_number(number: nl.NkiTensor) -> nl.NkiTensor:
-    """A [1, 1] int32 HBM number in fp32 on every partition, [128, 1]."""
-    tile = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=number.ap([[0, PARTITIONS], [1, 1]]))
+def broadcast_row(numbers: nl.NkiTensor) -> nl.NkiTensor:
+    """A [1, n] HBM row in fp32 on every partition, [128, n]."""
+    count = numbers.shape[1]
+    tile = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=numbers.ap([[0, PARTITIONS], [1, count]]))
     return tile
 
 
@@ -45,30 +46,79 @@ def number_register(number: nl.NkiTensor) -> nisa.VirtualRegister:
     return register
 
 
-def zero_rows(rows: nl.NkiTensor, valid: nl.NkiTensor) -> nl.NkiTensor:
-    """`rows` [128, n] with zero wherever the predicate `valid` (128 x n elements) is 0."""
-    kept = nl.ndarray(rows.shape, dtype=rows.dtype, buffer=nl.sbuf)
+def zero_rows(rows: nl.NkiTensor, valid: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
+    """`rows` [128, n] cast to `dtype`, zero wherever the predicate `valid` (128 x n) is 0."""
+    kept = nl.ndarray(rows.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.select_reduce(dst=kept, predicate=valid, on_true=rows, on_false=0.0)
     return kept
 
 
 def load_row_tiles(
-    hbm: nl.NkiTensor,  # [..., d], contiguous rows
-    first_row: int,
-    num_groups: int,
-    valid: nl.NkiTensor,  # [128, tiles] uint8: which rows of a group are real
+    hbm: nl.NkiTensor,  # [heads, S, d]
+    first_head: int,
+    num_heads: int,
+    row_tiles: list[int],
+    valid: nl.NkiTensor,  # [128, tiles] uint8: which rows of these tiles are real
 ) -> nl.NkiTensor:
-    """num_groups * tiles row tiles that follow each other in HBM, [128, groups * tiles * d]."""
-    d = hbm.shape[-1]
-    tiles = valid.shape[1]
-    total = num_groups * tiles
+    """The same row tiles of consecutive heads, [128, heads * tiles * d], padding rows zero."""
+    _, num_rows, d = hbm.shape
+    tiles = len(row_tiles)
+    total = num_heads * tiles
     stage = nl.ndarray((PARTITIONS, total * d), dtype=hbm.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(
-        dst=stage,
-        src=hbm.ap([[d, PARTITIONS], [PARTITIONS * d, total], [1, d]], offset=first_row * d),
-    )
-    each_row = valid.ap([[tiles, PARTITIONS], [0, num_groups], [1, tiles], [0, d]])
-    return zero_rows(stage, each_row)
+    if tiles * PARTITIONS == num_rows:
+        nisa.dma_copy(
+            dst=stage,
+            src=hbm.ap(
+                [[d, PARTITIONS], [PARTITIONS * d, total], [1, d]], offset=first_head * num_rows * d
+            ),
+        )
+    else:
+        for i in range(tiles):
+            nisa.dma_copy(
+                dst=stage.ap(
+                    [[total * d, PARTITIONS], [tiles * d, num_heads], [1, d]], offset=i * d
+                ),
+                src=hbm.ap(
+                    [[d, PARTITIONS], [num_rows * d, num_heads], [1, d]],
+                    offset=(first_head * num_rows + row_tiles[i] * PARTITIONS) * d,
+                ),
+            )
+    each_row = valid.ap([[tiles, PARTITIONS], [0, num_heads], [1, tiles], [0, d]])
+    return zero_rows(stage, each_row, hbm.dtype)
+
+
+def store_row_tiles(
+    hbm: nl.NkiTensor,  # [heads, S, d]
+    first_head: int,
+    num_heads: int,
+    row_tiles: list[int],
+    rows: nl.NkiTensor,  # [128, heads * tiles * d]
+    valid: nl.NkiTensor,  # [128, tiles] uint8
+) -> None:
+    """The reverse of load_row_tiles; padding rows are stored as zero."""
+    _, num_rows, d = hbm.shape
+    tiles = len(row_tiles)
+    total = num_heads * tiles
+    each_row = valid.ap([[tiles, PARTITIONS], [0, num_heads], [1, tiles], [0, d]])
+    result = zero_rows(rows, each_row, hbm.dtype)
+    if tiles * PARTITIONS == num_rows:
+        nisa.dma_copy(
+            dst=hbm.ap(
+                [[d, PARTITIONS], [PARTITIONS * d, total], [1, d]], offset=first_head * num_rows * d
+            ),
+            src=result,
+        )
+    else:
+        for i in range(tiles):
+            nisa.dma_copy(
+                dst=hbm.ap(
+                    [[d, PARTITIONS], [num_rows * d, num_heads], [1, d]],
+                    offset=(first_head * num_rows + row_tiles[i] * PARTITIONS) * d,
+                ),
+                src=result.ap(
+                    [[total * d, PARTITIONS], [tiles * d, num_heads], [1, d]], offset=i * d
+                ),
+            )
 
 
 def transpose_row_tiles(tiles: RowTiles, num_tiles: int) -> nl.NkiTensor:
@@ -92,6 +142,19 @@ def transpose_row_tiles(tiles: RowTiles, num_tiles: int) -> nl.NkiTensor:
         nisa.tensor_copy(
             dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS], src=bank
         )
+    return columns
+
+
+def transpose_features(
+    rows: nl.NkiTensor,  # [128, num_tiles * d] SBUF
+    num_tiles: int,
+    d: int,
+) -> list[nl.NkiTensor]:
+    """Row tiles as columns [<= 128, num_tiles * 128], one tile per 128 features of d."""
+    columns: list[nl.NkiTensor] = []
+    for first in range(0, d, PARTITIONS):
+        width = min(PARTITIONS, d - first)
+        columns.append(transpose_row_tiles(RowTiles(rows, d, width, first), num_tiles))
     return columns
 
 

@@ -4,36 +4,72 @@ Positions are exact in fp32: they stay far below 2**24.
 """
 
 from .backend import nisa, nl
-from .tile_schedule import PARTITIONS
+from .tile_schedule import MACRO_TILES, PARTITIONS
 
 
-def valid_rows(num_tokens: nl.NkiTensor, num_tiles: int) -> nl.NkiTensor:
-    """[128, num_tiles] uint8: row t * 128 + p is one of the `num_tokens` [128, 1] real ones."""
-    rows = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(rows, [[PARTITIONS, num_tiles]], offset=0, channel_multiplier=1)
-    valid = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
+def valid_rows(num_tokens: nl.NkiTensor, row_tiles: list[int]) -> nl.NkiTensor:
+    """[128, tiles] uint8: row tile * 128 + p is one of the `num_tokens` [128, 1] real ones."""
+    tiles = len(row_tiles)
+    rows = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
+    if row_tiles[tiles - 1] == tiles - 1:
+        nisa.iota(rows, [[PARTITIONS, tiles]], offset=0, channel_multiplier=1)
+    else:
+        for i in range(tiles):
+            first = row_tiles[i] * PARTITIONS
+            nisa.iota(rows[:, i : i + 1], [[1, 1]], offset=first, channel_multiplier=1)
+    valid = nl.ndarray((PARTITIONS, tiles), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=valid, data=rows, op0=nl.less, operand0=num_tokens)
     return valid
 
 
-def causal_mask(num_tiles: int) -> nl.NkiTensor:
-    """[128, num_tiles * 128] whose last tile is the diagonal: column c is seen by row p of it."""
+def chunk_mask(num_tiles: int, tiles_behind: int, window: int | None) -> nl.NkiTensor:
+    """[128, num_tiles * 128] uint8: which keys of a chunk row p of a row tile sees.
+
+    The last of the `num_tiles` key tiles lies `tiles_behind` row tiles before the row tile (0: it
+    is the diagonal). A row sees itself and what is before it, `window` keys at most.
+    """
     width = num_tiles * PARTITIONS
     behind = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(behind, [[-1, width]], offset=width - PARTITIONS, channel_multiplier=1)
+    nisa.iota(
+        behind, [[-1, width]], offset=width - PARTITIONS + tiles_behind * PARTITIONS,
+        channel_multiplier=1,
+    )  # fmt: skip
     seen = nl.ndarray((PARTITIONS, width), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=seen, data=behind, op0=nl.greater_equal, operand0=0.0)
-    return seen
+    if window is None:
+        return seen
+    near = nl.ndarray((PARTITIONS, width), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=near, data=behind, op0=nl.less, operand0=float(window), op1=nl.multiply, operand1=seen
+    )
+    return near
 
 
-def segment_positions(num_tokens: int) -> nl.NkiTensor:
+def chunk_masks(num_tiles: int, window: int | None) -> list[nl.NkiTensor | None]:
+    """chunk_mask of each step of MACRO_TILES key tiles before the diagonal; None: all are seen.
+
+    Steps that lie outside the window altogether are left out.
+    """
+    masks: list[nl.NkiTensor | None] = []
+    tiles = min(num_tiles, MACRO_TILES)
+    for first in range(0, num_tiles, MACRO_TILES):
+        oldest = (first + tiles) * PARTITIONS  # no key of the step is further behind
+        if first == 0 or (window is not None and oldest > window):
+            if window is None or first * PARTITIONS < window + PARTITIONS - 1:
+                masks.append(chunk_mask(tiles, first, window))
+        else:
+            masks.append(None)
+    return masks
+
+
+def positions_along_row(num_tokens: int) -> nl.NkiTensor:
     """[128, num_tokens] fp32: 0, 1, 2, ... on every partition."""
     positions = nl.ndarray((PARTITIONS, num_tokens), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(positions, [[1, num_tokens]], offset=0, channel_multiplier=0)
     return positions
 
 
-def segment_partition_positions(tokens: int) -> nl.NkiTensor:
+def positions_on_partitions(tokens: int) -> nl.NkiTensor:
     """[128, tokens] fp32: position p * tokens + j of the token at slot j of partition p."""
     positions = nl.ndarray((PARTITIONS, tokens), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(positions, [[1, tokens]], offset=0, channel_multiplier=tokens)
@@ -42,22 +78,31 @@ def segment_partition_positions(tokens: int) -> nl.NkiTensor:
 
 def present_tokens(
     positions: nl.NkiTensor,  # [P, n] fp32
-    remaining: nl.NkiTensor,  # [P, 1] fp32: tokens at positions below it exist
+    limit: nl.NkiTensor,  # [P, 1] fp32: tokens at positions below it are meant
     blocks: nl.NkiTensor,  # P x n int32: the token's block, -1 = absent
 ) -> nl.NkiTensor:
-    """[P, n] uint8: the token exists and its block is mapped."""
+    """[P, n] uint8: the token is below the limit and its block is mapped."""
     mapped = nl.ndarray(positions.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mapped, data=blocks, op0=nl.greater_equal, operand0=0.0)
     present = nl.ndarray(positions.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=present,
-        data=positions,
-        op0=nl.less,
-        operand0=remaining,
-        op1=nl.multiply,
-        operand1=mapped,
+        dst=present, data=positions, op0=nl.less, operand0=limit, op1=nl.multiply, operand1=mapped
     )
     return present
+
+
+def from_position(
+    positions: nl.NkiTensor,  # [P, n] fp32
+    first: nl.NkiTensor,  # [P, 1] fp32
+    seen: nl.NkiTensor,  # [P, n] uint8
+) -> nl.NkiTensor:
+    """[P, n] uint8: `seen`, at positions from `first` on."""
+    near = nl.ndarray(positions.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=near, data=positions, op0=nl.greater_equal, operand0=first, op1=nl.multiply,
+        operand1=seen,
+    )  # fmt: skip
+    return near
 
 
 def own_head_mask(num_heads: int, rows_per_head: int) -> nl.NkiTensor:

@@ -1,32 +1,39 @@
 """padded_prefill: causal attention of a chunk without prior, fused with its cache write.
 
 Formula. For query head h, row i < num_tokens, KV head g = h // (H / KV):
-    out[h, i] = softmax over j <= i of scale * q[h, i] . k[g, j], times v[g, j]
-Rows >= num_tokens are zero. k and v are stored through slot_mapping as in write_kv_cache.
+    out[h, i] = softmax over max(0, i - sliding_window + 1) <= j <= i of scale * q[h, i] . k[g, j],
+                times v[g, j]
+where sinks[h] joins the sum of the softmax as one more logit without a value. Rows >= num_tokens
+are zero. k and v are stored through slot_mapping as in write_kv_cache.
 
-Supported range. S a multiple of 128, head_dim up to 128, H a multiple of KV, bf16, fp16 or fp32.
-Rows >= num_tokens of q, k, v may hold NaN or infinity. `segattn.kernels.padded_prefill` checks
-arguments; the kernel only asserts shapes.
+Supported range. S a multiple of 128, head_dim up to 256, H a multiple of KV, bf16, fp16 or fp32,
+one or two cores. Rows >= num_tokens of q, k, v may hold NaN or infinity.
+`segattn.kernels.padded_prefill` checks arguments; the kernel only asserts shapes.
 
-Loop nest. KV head -> query head of its group -> row tile of 128 queries -> step of at most 2048
-keys up to the diagonal (one matmul per 512 keys, one softmax step, 128-key tiles into P V).
+Loop nest. Share of the core (consecutive query heads of a KV head) -> query head -> row tile of
+128 queries -> step of at most 2048 keys back from the diagonal, as far as the window reaches (one
+matmul per 512 keys and 128 features, one softmax step, 128-key tiles into P V).
 
-Layouts. q_t [d, G * S] and k_t [d, S]: column = row of the chunk; values [128, S / 128 * d]: row
-t * 128 + p on partition p. Scores [128 queries, keys] in PSUM, weights transposed by PE.
+Layouts. Query and key columns [128 features, rows] per 128 features of d; values
+[128, S / 128 * d]: row t * 128 + p on partition p. Scores [128 queries, keys] in PSUM, weights
+transposed by PE.
 
-On-chip memory per partition, element size b, tiles n = S / 128, group G: rows before transposing
-2 G n d b, q_t G S b, k and k_t 2 n d b + S b, values 2 n d b, acc 4 G n d, mask 2048 * 5, step
-2048 * (4 + 2 b). S = 2048, G = 4, d = 128, bf16: 32 + 16 + 12 + 8 + 32 + 10 + 16 = 126 KiB.
-PSUM: scores 4 banks, transposes 1, P V 1.
+On-chip memory per partition, element size b, tiles n = S / 128, heads G of a share, d <= 128: rows
+before transposing 2 G n d b, query columns G S b, keys 2 n d b + S b, values 2 n d b, acc
+4 G n d, masks 2048 * 5 each, step 2048 * (4 + 2 b). S = 2048, G = 4, d = 128, bf16:
+32 + 16 + 12 + 8 + 32 + 10 + 16 = 126 KiB. PSUM: scores 4 banks, transposes 1, P V 1.
 
-Numerics. Products and sums in fp32; weights are rounded to the dtype of v before P V.
+Numerics. Products and sums in fp32; weights are rounded to the dtype of v before P V. ACT is taken
+to round scale * score before it adds the shift; where it fuses the two, |scale * score| must stay
+below 1e9.
 """
 
-from .attend import attend_chunk, store_rows
+from .attend import attend_chunk, load_queries
 from .backend import nki, nl
-from .loading import broadcast_number
-from .masks import causal_mask, valid_rows
-from .tile_schedule import MACRO_TILES, PARTITIONS
+from .loading import broadcast_row, store_row_tiles
+from .masks import chunk_masks, valid_rows
+from .softmax import normalise
+from .tile_schedule import PARTITIONS, core_shares
 from .write_kv_cache_nki import store_chunk
 
 
@@ -40,6 +47,10 @@ def padded_prefill_kernel(
     slot_mapping: nl.NkiTensor,  # [S] int32
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     scale: float,
+    window: int | None,
+    sinks: nl.NkiTensor | None,  # [1, H] fp32
+    k_scales: nl.NkiTensor | None,  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None,  # [1, KV] fp32
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over itself, and the two caches."""
     num_q_heads, num_rows, _ = q.shape
@@ -47,12 +58,30 @@ def padded_prefill_kernel(
     assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
     assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
     num_tiles = num_rows // PARTITIONS
-    out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    store_chunk(k, v, k_cache, v_cache, slot_mapping)
-    valid = valid_rows(broadcast_number(num_tokens), num_tiles)
-    causal = causal_mask(min(num_tiles, MACRO_TILES))
     group = num_q_heads // num_kv_heads
-    for kv_head in range(num_kv_heads):
-        _, _, row_sum, acc = attend_chunk(q, k, v, kv_head, valid, causal, scale)
-        store_rows(out, kv_head * group * num_rows, group, row_sum, acc, valid)
+    out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    core = nl.program_id(0)
+    num_cores = nl.num_programs(0)
+    if core == 0:
+        store_chunk(k, k_cache, slot_mapping, k_scales)
+    if core == num_cores - 1:
+        store_chunk(v, v_cache, slot_mapping, v_scales)
+    every_tile: list[int] = []
+    for tile in range(num_tiles):
+        every_tile.append(tile)
+    real = broadcast_row(num_tokens)
+    every_valid = valid_rows(real, every_tile)
+    masks = chunk_masks(num_tiles, window)
+    every_sink = None
+    if sinks is not None:
+        every_sink = broadcast_row(sinks)
+    for share in core_shares(num_q_heads, group, num_tiles, core, num_cores):
+        valid = valid_rows(real, share.row_tiles)
+        kv_head = share.first_head // group
+        queries = load_queries(q, share, valid)
+        state = attend_chunk(
+            queries, k, v, kv_head, share, every_valid, masks, window, scale, every_sink
+        )
+        normalise(state.acc, state.row_sum, 1.0)
+        store_row_tiles(out, share.first_head, share.num_heads, share.row_tiles, state.acc, valid)
     return out, k_cache, v_cache

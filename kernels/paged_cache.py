@@ -7,18 +7,21 @@ Row numbers are int32 arithmetic on GpSimd, exact over the whole int32 range; -1
 or slot mapping gives a negative row, which is out of bounds, so its transfer is skipped.
 """
 
+from dataclasses import dataclass
+
 from .backend import nisa, nl
 from .loading import zero_rows
-from .masks import present_tokens, segment_partition_positions, segment_positions
+from .masks import positions_along_row, positions_on_partitions, present_tokens
 from .tile_schedule import PARTITIONS, cache_run
 
 
-def integer_multiple(numbers: nl.NkiTensor, factor: int) -> nl.NkiTensor:
-    """Exact int32 product of `numbers` [128, n] and a constant; a scalar operand means fp32."""
-    product = nl.ndarray(numbers.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=product, value=factor)
-    nisa.tensor_tensor(dst=product, data1=numbers, data2=product, op=nl.multiply)
-    return product
+@dataclass
+class Walk(nl.NKIObject):
+    """Loop state on the way through one request's context, relative to the current segment."""
+
+    start: int | nisa.VirtualRegister  # token that the walk begins at
+    first_block: nl.NkiTensor  # [1, 1] int32 SBUF: logical block of the segment's first token
+    counts: nl.NkiTensor  # [128, 2] fp32: tokens left; per row, how many of them it may see
 
 
 class PagedSegments(nl.NKIObject):
@@ -35,6 +38,7 @@ class PagedSegments(nl.NKIObject):
         block_tables: nl.NkiTensor,  # [B, W] int32 HBM, W whole segments
         segment_size: int,
         num_heads: int,
+        dtype: str,  # of the keys and values that come out
     ) -> None:
         num_blocks, num_kv_heads, block_size, d = k_cache.shape
         self.block_tables = block_tables
@@ -42,6 +46,7 @@ class PagedSegments(nl.NKIObject):
         self.num_heads = num_heads
         self.block_size = block_size
         self.d = d
+        self.dtype = dtype
         self.tokens = segment_size // PARTITIONS
         self.run = cache_run(block_size, self.tokens)
         self.runs = self.tokens // self.run
@@ -50,8 +55,8 @@ class PagedSegments(nl.NKIObject):
         rows = num_blocks * num_kv_heads * self.runs_per_block
         self.k_runs = k_cache.reshape((rows, self.run * d))
         self.v_runs = v_cache.reshape((rows, self.run * d))
-        self.positions = segment_positions(segment_size)
-        self.partition_positions = segment_partition_positions(self.tokens)
+        self.positions = positions_along_row(segment_size)
+        self.partition_positions = positions_on_partitions(self.tokens)
         self.run_of_block = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.iota(self.run_of_block, [[1, self.runs]], offset=0, channel_multiplier=self.runs)
         nisa.tensor_scalar(
@@ -66,33 +71,60 @@ class PagedSegments(nl.NKIObject):
         nisa.memset(dst=self.k_stage, value=0.0)
         nisa.memset(dst=self.v_stage, value=0.0)
 
-    def load(
+    def walk(
         self,
-        request: int,
-        first_block: nl.NkiTensor,  # [1, 1] int32 SBUF: logical block of the segment's start
-        remaining: nl.NkiTensor,  # [128, 1] fp32: tokens of the context from there on
-        first_head: int,
-    ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-        """Keys and values [128, (head, token, d)], zero where absent, and the mask of tokens.
+        counts: nl.NkiTensor,  # [128, 2] fp32, consumed
+        oldest: nl.NkiTensor | None,  # [128, 1] fp32: first position that any row sees
+    ) -> Walk:
+        """Begin at the segment that holds position `oldest` (None or negative: at the first)."""
+        first_block = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        if oldest is None:
+            nisa.memset(dst=first_block, value=0)
+            return Walk(0, first_block, counts)
+        size = self.segment_size
+        # floor(x / size) as a rounded quotient: the cast to int32 rounds to nearest.
+        quotient = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=quotient, data=oldest, op0=nl.maximum, operand0=0.0, op1=nl.multiply,
+            operand1=1.0 / size,
+        )  # fmt: skip
+        segment = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=segment, data=quotient, op0=nl.subtract, operand0=0.5 - 0.5 / size)
+        token = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=token, data=segment, op0=nl.multiply, operand0=float(size))
+        nisa.tensor_scalar(dst=counts, data=counts, op0=nl.subtract, operand0=token)
+        nisa.tensor_scalar(
+            dst=first_block, data=segment[0:1, :], op0=nl.multiply, operand0=float(self.blocks)
+        )
+        start_token = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=start_token, src=token[0:1, :])
+        start = nisa.register_alloc()
+        nisa.register_load(start, start_token)
+        return Walk(start, first_block, counts)
 
-        The mask [128, segment] uint8 is in token order, the same on all partitions.
+    def load(
+        self, request: int, walk: Walk, first_head: int, num_rows: int
+    ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
+        """Keys and values [128, (head, token, d)], zero where absent, and what each row may see.
+
+        The mask [num_rows, segment] uint8 is in token order.
         """
         by_partition = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         by_token = nl.ndarray((PARTITIONS, self.blocks), dtype=nl.int32, buffer=nl.sbuf)
         table = self.block_tables
-        start = request * table.shape[1]
+        row = request * table.shape[1]
         nisa.dma_copy(
             dst=by_partition,
             src=table.ap(
                 [[1, self.blocks], [0, self.runs_per_block]],
-                offset=start, scalar_offset=first_block, indirect_dim=1,
+                offset=row, scalar_offset=walk.first_block, indirect_dim=1,
             ),
         )  # fmt: skip
         nisa.dma_copy(
             dst=by_token,
             src=table.ap(
                 [[0, PARTITIONS], [1, self.blocks]],
-                offset=start, scalar_offset=first_block, indirect_dim=1,
+                offset=row, scalar_offset=walk.first_block, indirect_dim=1,
             ),
         )  # fmt: skip
         rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
@@ -103,18 +135,18 @@ class PagedSegments(nl.NKIObject):
 
         present = present_tokens(
             self.partition_positions,
-            remaining,
+            walk.counts[:, 0:1],
             by_partition.ap([[self.runs, PARTITIONS], [1, self.runs], [0, self.run]]),
         )
         each_element = present.ap(
             [[self.tokens, PARTITIONS], [0, self.num_heads], [1, self.tokens], [0, self.d]]
         )
-        keys = zero_rows(self.k_stage, each_element)
-        values = zero_rows(self.v_stage, each_element)
+        keys = zero_rows(self.k_stage, each_element, self.dtype)
+        values = zero_rows(self.v_stage, each_element, self.dtype)
         seen = present_tokens(
-            self.positions,
-            remaining,
-            by_token.ap([[self.blocks, PARTITIONS], [1, self.blocks], [0, self.block_size]]),
+            self.positions[0:num_rows, :],
+            walk.counts[0:num_rows, 1:2],
+            by_token.ap([[self.blocks, num_rows], [1, self.blocks], [0, self.block_size]]),
         )
         return keys, values, seen
 
@@ -144,23 +176,29 @@ class PagedSegments(nl.NKIObject):
                 oob_mode=nisa.oob_mode.skip,
             )
 
-    def mask_columns(
-        self, seen: nl.NkiTensor, num_rows: int, first_tile: int, num_tiles: int
-    ) -> nl.NkiTensor:
-        """The first rows of a mask of `load` in the column order of key tiles, [rows, keys]."""
+    def mask_columns(self, seen: nl.NkiTensor, first_tile: int, num_tiles: int) -> nl.NkiTensor:
+        """A mask of `load` in the column order of key tiles, [rows, num_tiles * 128]."""
         return seen.ap(
-            [[self.segment_size, num_rows], [1, num_tiles], [self.tokens, PARTITIONS]],
+            [[self.segment_size, seen.shape[0]], [1, num_tiles], [self.tokens, PARTITIONS]],
             offset=first_tile,
         )
 
-    def advance(self, first_block: nl.NkiTensor, remaining: nl.NkiTensor) -> None:
-        """Move the loop state of `load` to the next segment."""
+    def advance(self, walk: Walk) -> None:
+        """Move on to the next segment."""
         nisa.tensor_scalar(
-            dst=remaining, data=remaining, op0=nl.subtract, operand0=float(self.segment_size)
+            dst=walk.counts, data=walk.counts, op0=nl.subtract, operand0=float(self.segment_size)
         )
         nisa.tensor_scalar(
-            dst=first_block, data=first_block, op0=nl.add, operand0=float(self.blocks)
+            dst=walk.first_block, data=walk.first_block, op0=nl.add, operand0=float(self.blocks)
         )
+
+
+def integer_multiple(numbers: nl.NkiTensor, factor: int) -> nl.NkiTensor:
+    """Exact int32 product of `numbers` [128, n] and a constant; a scalar operand means fp32."""
+    product = nl.ndarray(numbers.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=product, value=factor)
+    nisa.tensor_tensor(dst=product, data1=numbers, data2=product, op=nl.multiply)
+    return product
 
 
 def slot_rows(
@@ -187,26 +225,19 @@ def slot_rows(
     return rows
 
 
-def scatter_chunk(
-    chunk: nl.NkiTensor,  # [KV, tokens, d] HBM, any number of tokens
+def scatter_rows(
+    rows: nl.NkiTensor,  # [tokens, 1] int32 from slot_rows
+    tokens: nl.NkiTensor,  # tokens x KV x d, HBM or SBUF
     cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d] HBM
-    rows: nl.NkiTensor,  # [128, tiles] int32 from slot_rows
-    first_token: int,
 ) -> None:
-    """Store the tokens of one slot_rows tile, all KV heads of a token in one descriptor row."""
-    num_kv_heads, num_tokens, d = chunk.shape
-    num_blocks, _, block_size, _ = cache.shape
-    num_rows, num_tiles = rows.shape
+    """Store up to 128 tokens, all KV heads of a token in one descriptor row."""
+    num_blocks, num_kv_heads, block_size, d = cache.shape
     cache_rows = cache.reshape((num_blocks * num_kv_heads * block_size, d))
-    for t in range(num_tiles):
-        token = first_token + t * PARTITIONS
-        nisa.dma_copy(
-            dst=cache_rows.ap(
-                [[d, num_rows], [block_size * d, num_kv_heads], [1, d]],
-                offset=0,
-                vector_offset=rows[:, t : t + 1],
-                indirect_dim=0,
-            ),
-            src=chunk.ap([[d, num_rows], [num_tokens * d, num_kv_heads], [1, d]], offset=token * d),
-            oob_mode=nisa.oob_mode.skip,
-        )
+    nisa.dma_copy(
+        dst=cache_rows.ap(
+            [[d, rows.shape[0]], [block_size * d, num_kv_heads], [1, d]],
+            offset=0, vector_offset=rows, indirect_dim=0,
+        ),
+        src=tokens,
+        oob_mode=nisa.oob_mode.skip,
+    )  # fmt: skip

@@ -1,79 +1,110 @@
 """segmented_attention: causal attention of a chunk over its paged prior and itself.
 
-Formula. Row i < num_tokens stands at position prior_tokens + i. For query head h on KV head g:
-    out[h, i] = softmax over the keys at positions 0 .. prior_tokens + i of
+Formula. Row i < num_tokens stands at position p = prior_tokens + i. For query head h on KV head g:
+    out[h, i] = softmax over the keys at positions max(0, p - sliding_window + 1) .. p of
                 scale * q[h, i] . key[g, j], times value[g, j]
-Keys and values at positions < prior_tokens come from the cache through block_table (-1: absent),
-the others from k and v. Rows >= num_tokens are zero.
+where sinks[h] joins the sum of the softmax as one more logit without a value. Keys and values at
+positions < prior_tokens come from the cache through block_table (-1: absent) as stored value times
+k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
 
-Supported range. S a multiple of 128, head_dim up to 128, H a multiple of KV, block_size a power of
+Supported range. S a multiple of 128, head_dim up to 256, H a multiple of KV, block_size a power of
 two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of block_size;
-bf16, fp16 or fp32, one dtype throughout. block_table is padded with -1 to whole segments. Unused
-cache rows and padded rows may hold NaN or infinity. `segattn.kernels.segmented_attention` checks
-arguments; the kernel only asserts shapes.
+bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is padded
+with -1 to whole segments. Unused cache rows and padded rows may hold NaN or infinity.
+`segattn.kernels.segmented_attention` checks arguments; the kernel only asserts shapes.
 
-Loop nest. KV head -> the chunk over itself (attend.py), then segment of the prior (runtime count)
--> query head of the group -> row tile of 128 queries -> step of at most 2048 keys.
+Loop nest. Share of the core (consecutive query heads of a KV head) -> the chunk over itself
+(attend.py), then segment of the prior (runtime bounds: the window's first segment to the last)
+-> row tile of 128 queries -> query head -> step of at most 2048 keys.
 
 Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that
 a partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ...
-k_t [d, segment]: column j * 128 + p. Masks are made in token order and read with stride r.
+Key columns [128 features, segment]: column j * 128 + p. Masks are made in token order and read
+with stride r.
 
 On-chip memory per partition: that of padded_prefill, plus for a segment of s tokens, element size
-b: staged and zeroed rows 4 r d b, k_t s b, mask and positions 9 s. s = 2048, d = 128, bf16:
-16 + 4 + 18 = 38 KiB.
+b: staged and zeroed rows 4 r d b, key columns s b, mask and positions 9 s. s = 2048, d = 128,
+bf16: 16 + 4 + 18 = 38 KiB.
 
-Numerics. Products and sums in fp32, weights rounded to the dtype of v before P V; the running
-maximum is exact, so a later segment rescales the earlier ones by exp(old - new) <= 1.
+Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
+ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
 """
 
-from .attend import attend_chunk, store_rows
+from .attend import attend_chunk, load_queries, scale_values
 from .backend import nisa, nki, nl
-from .loading import RowTiles, broadcast_number, number_register, transpose_row_tiles
-from .masks import causal_mask, valid_rows
+from .loading import RowTiles, broadcast_row, store_row_tiles, transpose_features
+from .masks import chunk_masks, from_position, valid_rows
 from .paged_cache import PagedSegments
-from .softmax import next_step, score_tile
-from .tile_schedule import MACRO_TILES, PARTITIONS
+from .softmax import (
+    ScoreScale,
+    SoftmaxState,
+    cached_scale,
+    next_step,
+    normalise,
+    score_tile,
+)
+from .tile_schedule import MACRO_TILES, PARTITIONS, Share, core_shares
 
 
 def attend_prior(
     prior: PagedSegments,
-    prior_tokens: nl.NkiTensor,  # [1, 1] int32 HBM
+    prior_count: nl.NkiTensor,  # [128, 1] fp32
+    end: nisa.VirtualRegister,  # prior_tokens
     kv_head: int,
-    q_t: nl.NkiTensor,  # [d, rows] SBUF
-    neg_shift: nl.NkiTensor,  # [128, rows / 128] fp32, softmax state, updated
-    row_sum: nl.NkiTensor,  # [128, rows / 128] fp32, updated
-    acc: nl.NkiTensor,  # [128, rows / 128 * d] fp32, updated
-    scale: float,
+    share: Share,
+    queries: list[nl.NkiTensor],  # per 128 features: [<= 128, heads * tiles * 128]
+    window: int | None,
+    scale: ScoreScale,
+    state: SoftmaxState,
 ) -> None:
-    """Continue the softmax of every row tile of a KV head with the cached tokens."""
-    d = prior.d
-    remaining = broadcast_number(prior_tokens)
-    first_block = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=first_block, value=0)
+    """Continue the softmax of a share's row tiles with the cached tokens."""
+    d, tokens = prior.d, prior.tokens
+    tiles = len(share.row_tiles)
+    counts = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=counts, src=prior_count.ap([[1, PARTITIONS], [0, 2]]))
+    oldest = None
+    row = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    if window is not None:
+        oldest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=oldest, data=prior_count, op0=nl.subtract, operand0=float(window - 1)
+        )
+        nisa.iota(row, [[1, 1]], offset=0, channel_multiplier=1)
+    walk = prior.walk(counts, oldest)
 
     def segment(i: nisa.VirtualRegister) -> None:
-        keys, values, seen = prior.load(0, first_block, remaining, kv_head)
-        k_t = transpose_row_tiles(RowTiles(keys, d, d), prior.tokens)
-        for t in range(row_sum.shape[1]):
-            for first in range(0, prior.tokens, MACRO_TILES):
-                count = min(MACRO_TILES, prior.tokens - first)
-                scores = score_tile(
-                    q_t[:, t * PARTITIONS : (t + 1) * PARTITIONS],
-                    k_t[:, first * PARTITIONS : (first + count) * PARTITIONS],
-                )
-                next_step(
-                    scores,
-                    prior.mask_columns(seen, PARTITIONS, first, count),
-                    RowTiles(values, d, d, first * d),
-                    scale,
-                    neg_shift[:, t : t + 1],
-                    row_sum[:, t : t + 1],
-                    acc[:, t * d : (t + 1) * d],
-                )
-        prior.advance(first_block, remaining)
+        key_rows, value_rows, seen = prior.load(0, walk, kv_head, PARTITIONS)
+        keys = transpose_features(key_rows, tokens, d)
+        for tile in range(tiles):
+            mask = seen
+            if window is not None:
+                # Row p of the tile sees from position prior + tile * 128 + p - window + 1 on.
+                near = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+                nisa.tensor_scalar(
+                    dst=near, data=row, op0=nl.add,
+                    operand0=float(share.row_tiles[tile] * PARTITIONS - window + 1),
+                    op1=nl.add, operand1=walk.counts[:, 1:2],
+                )  # fmt: skip
+                mask = from_position(prior.positions, near, seen)
+            for head in range(share.num_heads):
+                t = head * tiles + tile
+                for first in range(0, tokens, MACRO_TILES):
+                    count = min(MACRO_TILES, tokens - first)
+                    scores = score_tile(
+                        queries, t * PARTITIONS, PARTITIONS,
+                        keys, first * PARTITIONS, count * PARTITIONS,
+                    )  # fmt: skip
+                    next_step(
+                        scores,
+                        prior.mask_columns(mask, first, count),
+                        RowTiles(value_rows, d, d, first * d),
+                        scale,
+                        state,
+                        t,
+                    )
+        prior.advance(walk)
 
-    nl.fori_loop(0, number_register(prior_tokens), segment, step=prior.segment_size)
+    nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
 
 
 @nki.jit
@@ -88,6 +119,10 @@ def segmented_attention_kernel(
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     kv_segment_size: int,
     scale: float,
+    window: int | None,
+    sinks: nl.NkiTensor | None,  # [1, H] fp32
+    k_scales: nl.NkiTensor | None,  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None,  # [1, KV] fp32
 ) -> nl.NkiTensor:
     """Attention [H, S, d] of the chunk over its prior and itself."""
     num_q_heads, num_rows, _ = q.shape
@@ -99,11 +134,43 @@ def segmented_attention_kernel(
     num_tiles = num_rows // PARTITIONS
     group = num_q_heads // num_kv_heads
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    valid = valid_rows(broadcast_number(num_tokens), num_tiles)
-    causal = causal_mask(min(num_tiles, MACRO_TILES))
-    prior = PagedSegments(k_cache, v_cache, block_table, kv_segment_size, 1)
-    for kv_head in range(num_kv_heads):
-        q_t, neg_shift, row_sum, acc = attend_chunk(q, k, v, kv_head, valid, causal, scale)
-        attend_prior(prior, prior_tokens, kv_head, q_t, neg_shift, row_sum, acc, scale)
-        store_rows(out, kv_head * group * num_rows, group, row_sum, acc, valid)
+    every_tile: list[int] = []
+    for tile in range(num_tiles):
+        every_tile.append(tile)
+    real = broadcast_row(num_tokens)
+    every_valid = valid_rows(real, every_tile)
+    masks = chunk_masks(num_tiles, window)
+    every_sink = None
+    if sinks is not None:
+        every_sink = broadcast_row(sinks)
+    prior_count = broadcast_row(prior_tokens)
+    end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=end_tile, src=prior_tokens)
+    end = nisa.register_alloc()
+    nisa.register_load(end, end_tile)
+    prior = PagedSegments(k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype)
+    k_factor = None
+    v_factor = None
+    if k_scales is not None:
+        k_factor = broadcast_row(k_scales)
+    if v_scales is not None:
+        v_factor = broadcast_row(v_scales)
+    for share in core_shares(num_q_heads, group, num_tiles, nl.program_id(0), nl.num_programs(0)):
+        valid = valid_rows(real, share.row_tiles)
+        kv_head = share.first_head // group
+        queries = load_queries(q, share, valid)
+        state = attend_chunk(
+            queries, k, v, kv_head, share, every_valid, masks, window, scale, every_sink
+        )
+        prior_scale = ScoreScale(scale, -scale)
+        if k_factor is not None:
+            prior_scale = cached_scale(k_factor[:, kv_head : kv_head + 1], scale)
+        value_scale: float | nl.NkiTensor = 1.0
+        if v_factor is not None:
+            own_factor = v_factor[:, kv_head : kv_head + 1]
+            scale_values(state, own_factor)
+            value_scale = own_factor
+        attend_prior(prior, prior_count, end, kv_head, share, queries, window, prior_scale, state)
+        normalise(state.acc, state.row_sum, value_scale)
+        store_row_tiles(out, share.first_head, share.num_heads, share.row_tiles, state.acc, valid)
     return out

@@ -1,37 +1,114 @@
-"""Exact softmax of one row tile, online over steps of keys.
+"""Exact softmax of row tiles, online over steps of keys.
 
 Each query row lies on a partition. For the keys seen so far it has, in fp32,
 
-    neg_shift  [128, 1]  -scale * max(score)
-    row_sum    [128, 1]  sum of exp(scale * score + neg_shift)
-    acc        [128, d]  sum of exp(scale * score + neg_shift) * value
+    neg_shift  -scale * max(score), or minus the sink if that is less
+    row_sum    sum of exp(scale * score + neg_shift), the sink's share included
+    acc        sum of exp(scale * score + neg_shift) * value
 
 Scores that a row must not see are replaced by MASKED before the maximum is taken. The maximum
 never falls below FLOOR, far above MASKED: a row that sees nothing gets weights of exactly 0, and
 no difference of infinities arises. FLOOR is a power of two, so that scale * FLOOR is exact.
 """
 
+from dataclasses import dataclass
+
 from .backend import nisa, nl
 from .loading import RowTiles, element_bytes
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
 
-FLOOR = -(2.0**113)
-"""Scores (before the scale) below about -1e34 count as this."""
+FLOOR = -(2.0**103)
+"""Scores (before the scale) below about -1e31 count as this."""
 
 MASKED = -3.0e38
-"""Score of a key that the row does not see; finite, so that the hardware never meets infinity."""
+"""Score of a key that a row does not see; finite, so that the hardware never meets infinity.
+
+Stays below FLOOR after a multiplication with a k_scale down to 1e-6.
+"""
 
 SMALLEST_SUM = 2.0**-60
 """Row sums are at least 1 unless the row saw nothing; this keeps 0 / 0 away."""
 
 
-def score_tile(q_t: nl.NkiTensor, k_t: nl.NkiTensor) -> nl.NkiTensor:
-    """Scores [rows, keys] in PSUM of queries q_t [d, rows] and keys k_t [d, keys]."""
-    rows, keys = q_t.shape[1], k_t.shape[1]
-    scores = nl.ndarray((rows, keys), dtype=nl.float32, buffer=nl.psum)
-    for first in range(0, keys, MATMUL_COLUMNS):
-        last = min(first + MATMUL_COLUMNS, keys)
-        nisa.nc_matmul(dst=scores[:, first:last], stationary=q_t, moving=k_t[:, first:last])
+@dataclass
+class ScoreScale(nl.NKIObject):
+    """Factor of the raw scores: numbers, or [rows, 1] fp32 tiles when it is a runtime value."""
+
+    positive: float | nl.NkiTensor
+    negative: float | nl.NkiTensor
+
+
+def cached_scale(k_scale: nl.NkiTensor, scale: float) -> ScoreScale:
+    """Factor of scores against stored keys: the softmax scale times k_scale [rows, 1]."""
+    positive = nl.ndarray(k_scale.shape, dtype=nl.float32, buffer=nl.sbuf)
+    negative = nl.ndarray(k_scale.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=positive, data=k_scale, op0=nl.multiply, operand0=scale)
+    nisa.tensor_scalar(dst=negative, data=k_scale, op0=nl.multiply, operand0=-scale)
+    return ScoreScale(positive, negative)
+
+
+@dataclass
+class SoftmaxState(nl.NKIObject):
+    """State of several row tiles; row tile t owns column t, of acc `width` columns."""
+
+    neg_shift: nl.NkiTensor  # [rows, tiles] fp32
+    row_sum: nl.NkiTensor  # [rows, tiles] fp32
+    acc: nl.NkiTensor  # [rows, tiles * width] fp32
+    width: int
+
+    def acc_of(self, t: int) -> nl.NkiTensor:
+        """The accumulator of row tile t, [rows, width]."""
+        return self.acc[:, t * self.width : (t + 1) * self.width]
+
+
+def new_state(rows: int, tiles: int, width: int) -> SoftmaxState:
+    """State of tiles that have seen nothing yet; nothing is written until begin or first_step."""
+    return SoftmaxState(
+        nl.ndarray((rows, tiles), dtype=nl.float32, buffer=nl.sbuf),
+        nl.ndarray((rows, tiles), dtype=nl.float32, buffer=nl.sbuf),
+        nl.ndarray((rows, tiles * width), dtype=nl.float32, buffer=nl.sbuf),
+        width,
+    )
+
+
+def begin(state: SoftmaxState, scale: float, sinks: nl.NkiTensor | None) -> None:
+    """State before the first key: empty, or the sink's logit with weight 1.
+
+    sinks: rows x tiles fp32. A sink of -infinity has weight 0 by the first step's correction.
+    """
+    nisa.memset(dst=state.acc, value=0.0)
+    if sinks is None:
+        nisa.memset(dst=state.neg_shift, value=-scale * FLOOR)
+        nisa.memset(dst=state.row_sum, value=0.0)
+        return
+    nisa.tensor_scalar(
+        dst=state.neg_shift, data=sinks, op0=nl.multiply, operand0=-1.0, op1=nl.minimum,
+        operand1=-FLOOR,
+    )  # fmt: skip
+    nisa.memset(dst=state.row_sum, value=1.0)
+
+
+def score_tile(
+    queries: list[nl.NkiTensor],  # per contraction chunk [<= 128, ...] SBUF
+    first_query: int,
+    num_queries: int,
+    keys: list[nl.NkiTensor],  # per contraction chunk [<= 128, ...] SBUF
+    first_key: int,
+    num_keys: int,
+) -> nl.NkiTensor:
+    """Scores [num_queries, num_keys] in PSUM, contracted over all chunks."""
+    scores = nl.ndarray((num_queries, num_keys), dtype=nl.float32, buffer=nl.psum)
+    for first in range(0, num_keys, MATMUL_COLUMNS):
+        last = min(first + MATMUL_COLUMNS, num_keys)
+        for chunk in range(len(queries)):
+            stationary = queries[chunk]
+            moving = keys[chunk]
+            nisa.nc_matmul(
+                dst=scores[:, first:last],
+                stationary=stationary[:, first_query : first_query + num_queries],
+                moving=moving[:, first_key + first : first_key + last],
+                accumulate=chunk > 0,
+            )
     return scores
 
 
@@ -95,72 +172,79 @@ def weigh_values(weights: nl.NkiTensor, values: RowTiles) -> nl.NkiTensor:
 
 
 def first_step(
-    scores: nl.NkiTensor,
-    seen: nl.NkiTensor | None,
+    scores: nl.NkiTensor,  # [rows, keys] fp32 PSUM
+    seen: nl.NkiTensor | None,  # rows x keys uint8
     values: RowTiles,
-    scale: float,
-    neg_shift: nl.NkiTensor,
-    row_sum: nl.NkiTensor,
-    acc: nl.NkiTensor,
+    scale: ScoreScale,
+    state: SoftmaxState,
+    t: int,
 ) -> None:
-    """Begin a row tile's softmax with its first step of keys: writes the three state tiles."""
+    """Begin the softmax of row tile t with its first step of keys, without a sink."""
     rows, keys = scores.shape
     maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     masked = masked_maximum(scores, seen, maximum)
+    shift = state.neg_shift[:, t : t + 1]
     nisa.tensor_scalar(
-        dst=neg_shift, data=maximum, op0=nl.maximum, operand0=FLOOR, op1=nl.multiply,
-        operand1=-scale,
+        dst=shift, data=maximum, op0=nl.maximum, operand0=FLOOR, op1=nl.multiply,
+        operand1=scale.negative,
     )  # fmt: skip
     weights = nl.ndarray((rows, keys), dtype=values.rows.dtype, buffer=nl.sbuf)
     nisa.activation(
-        dst=weights, op=nl.exp, data=masked, bias=neg_shift, scale=scale,
-        reduce_op=nl.add, reduce_res=row_sum, reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        dst=weights, op=nl.exp, data=masked, bias=shift, scale=scale.positive,
+        reduce_op=nl.add, reduce_res=state.row_sum[:, t : t + 1],
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )  # fmt: skip
-    total = weigh_values(weights, values)
-    nisa.tensor_copy(dst=acc, src=total)
+    nisa.tensor_copy(dst=state.acc_of(t), src=weigh_values(weights, values))
 
 
 def next_step(
-    scores: nl.NkiTensor,
-    seen: nl.NkiTensor | None,
+    scores: nl.NkiTensor,  # [rows, keys] fp32 PSUM
+    seen: nl.NkiTensor | None,  # rows x keys uint8
     values: RowTiles,
-    scale: float,
-    neg_shift: nl.NkiTensor,
-    row_sum: nl.NkiTensor,
-    acc: nl.NkiTensor,
+    scale: ScoreScale,
+    state: SoftmaxState,
+    t: int,
 ) -> None:
-    """Continue a row tile's softmax with further keys: updates the three state tiles."""
+    """Continue the softmax of row tile t with further keys."""
     rows, keys = scores.shape
     maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     masked = masked_maximum(scores, seen, maximum)
+    old_shift = state.neg_shift[:, t : t + 1]
     shift = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=shift, data=maximum, op0=nl.multiply, operand0=-scale, op1=nl.minimum,
-        operand1=neg_shift,
+        dst=shift, data=maximum, op0=nl.multiply, operand0=scale.negative, op1=nl.minimum,
+        operand1=old_shift,
     )  # fmt: skip
     correction = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=correction, op=nl.exp, data=neg_shift, bias=shift, scale=-1.0)
-    nisa.tensor_copy(dst=neg_shift, src=shift)
+    nisa.activation(dst=correction, op=nl.exp, data=old_shift, bias=shift, scale=-1.0)
+    nisa.tensor_copy(dst=old_shift, src=shift)
     weights = nl.ndarray((rows, keys), dtype=values.rows.dtype, buffer=nl.sbuf)
     step_sum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
-        dst=weights, op=nl.exp, data=masked, bias=neg_shift, scale=scale,
+        dst=weights, op=nl.exp, data=masked, bias=shift, scale=scale.positive,
         reduce_op=nl.add, reduce_res=step_sum, reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )  # fmt: skip
+    row_sum = state.row_sum[:, t : t + 1]
     nisa.scalar_tensor_tensor(
         dst=row_sum, data=row_sum, op0=nl.multiply, operand0=correction, op1=nl.add,
         operand1=step_sum,
     )  # fmt: skip
-    total = weigh_values(weights, values)
+    acc = state.acc_of(t)
     nisa.scalar_tensor_tensor(
-        dst=acc, data=acc, op0=nl.multiply, operand0=correction, op1=nl.add, operand1=total
-    )
+        dst=acc, data=acc, op0=nl.multiply, operand0=correction, op1=nl.add,
+        operand1=weigh_values(weights, values),
+    )  # fmt: skip
 
 
-def normalise(row_sum: nl.NkiTensor, acc: nl.NkiTensor, d: int) -> None:
-    """Divide acc [128, tiles * d] in place by row_sum [128, tiles], which is overwritten."""
+def normalise(
+    acc: nl.NkiTensor,  # [rows, tiles * d] fp32, divided in place
+    row_sum: nl.NkiTensor,  # [rows, tiles] fp32, overwritten
+    factor: float | nl.NkiTensor,  # of the result: a number or [rows, 1]
+) -> None:
+    """Divide each tile of acc by its row sum and multiply it by the factor."""
     rows, tiles = row_sum.shape
     nisa.tensor_scalar(dst=row_sum, data=row_sum, op0=nl.maximum, operand0=SMALLEST_SUM)
     nisa.reciprocal(dst=row_sum, data=row_sum)
-    each = row_sum.ap([[tiles, rows], [1, tiles], [0, d]])
+    nisa.tensor_scalar(dst=row_sum, data=row_sum, op0=nl.multiply, operand0=factor)
+    each = row_sum.ap([[tiles, rows], [1, tiles], [0, acc.shape[1] // tiles]])
     nisa.tensor_tensor(dst=acc, data1=acc, data2=each, op=nl.multiply)

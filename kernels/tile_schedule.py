@@ -1,11 +1,13 @@
-"""How a chunk is cut into tiles: sizes with their hardware reason, and small index arithmetic."""
+"""How the work is cut into tiles and shared by cores: sizes with their hardware reason, indices."""
 
 import math
+from dataclasses import dataclass
 
 from ..reference.paging import ROW_TILE
+from .backend import nl
 
 PARTITIONS = ROW_TILE
-"""Rows of one tile: SBUF and PSUM have 128 partitions."""
+"""Rows of one tile: SBUF and PSUM have 128 partitions, PE contracts over 128."""
 
 PSUM_BANK_BYTES = 2048
 """Bytes of one PSUM bank per partition: 512 fp32 columns, the widest matmul result."""
@@ -20,3 +22,44 @@ MACRO_TILES = 16
 def cache_run(block_size: int, tokens_per_partition: int) -> int:
     """Tokens that one gather descriptor moves: a run inside a block and inside a partition."""
     return math.gcd(block_size, tokens_per_partition)
+
+
+@dataclass
+class Share(nl.NKIObject):
+    """Work of one core on one KV head: the same row tiles of consecutive query heads."""
+
+    first_head: int
+    num_heads: int
+    row_tiles: list[int]
+
+
+def core_shares(
+    num_q_heads: int, queries_per_kv_head: int, num_tiles: int, core: int, num_cores: int
+) -> list[Share]:
+    """The shares of `core`. Two cores take half of the heads each.
+
+    An odd head in the middle is split by row tiles in the order 0 1 1 0, which balances the
+    triangle of causal work to one tile.
+    """
+    every_tile: list[int] = []
+    for tile in range(num_tiles):
+        every_tile.append(tile)
+    shares: list[Share] = []
+    first, last = 0, num_q_heads
+    if num_cores == 2:
+        first = core * ((num_q_heads + 1) // 2)
+        last = first + num_q_heads // 2
+    for kv_head in range(num_q_heads // queries_per_kv_head):
+        begin = max(first, kv_head * queries_per_kv_head)
+        end = min(last, (kv_head + 1) * queries_per_kv_head)
+        if begin < end:
+            shares.append(Share(begin, end - begin, every_tile))
+    if num_cores == 2 and num_q_heads % 2 == 1:
+        own_tiles: list[int] = []
+        for tile in range(num_tiles):
+            owner = (tile % 4 + 1) // 2 % 2
+            if owner == core:
+                own_tiles.append(tile)
+        if len(own_tiles) > 0:
+            shares.append(Share(num_q_heads // 2, 1, own_tiles))
+    return shares

@@ -19,8 +19,10 @@ from .tile_schedule import PARTITIONS
 Array = npt.NDArray[Any]
 
 DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16))
-HEAD_DIMS = (32, 64, 80, 96, 128)
+FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn))
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128)
+SMALLEST_SCALE = 1e-6
 SOFTMAX_MODES = ("auto", "exact")
 
 
@@ -28,13 +30,6 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
     """`value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, allowed))}")
-
-
-def check_absent(**arguments: object) -> None:
-    """These arguments stand for features that the kernels do not have."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(f"{name}={value!r}: not supported by the kernels, must be None")
 
 
 def check_shape(name: str, array: Array, expected: tuple[int | None, ...]) -> None:
@@ -55,12 +50,18 @@ def check_integers(name: str, array: Array, expected: tuple[int | None, ...]) ->
         raise ValueError(f"{name}: dtype {array.dtype} must be int32")
 
 
-def check_same_dtype(dtype: np.dtype[Any], **arrays: Array) -> None:
-    """`dtype` is supported and every array has it."""
+def check_dtypes(dtype: np.dtype[Any], arrays: dict[str, Array], caches: dict[str, Array]) -> None:
+    """`dtype` is supported, all arrays have it, and the caches have it or are fp8."""
     check_choice("dtype of q, k, v", dtype, DTYPES)
     for name, array in arrays.items():
         if array.dtype != dtype:
             raise ValueError(f"{name}: dtype {array.dtype} must be {dtype}, as the other arrays")
+    first = next(iter(caches.values()))
+    allowed = [dtype] if dtype == np.float32 else [dtype, *FP8_DTYPES]
+    for name, cache in caches.items():
+        if cache.dtype not in allowed or cache.dtype != first.dtype:
+            names = " or ".join(str(each) for each in allowed)
+            raise ValueError(f"{name}: dtype {cache.dtype} must be {names}, the same for k and v")
 
 
 def check_caches(k_cache: Array, v_cache: Array, num_kv_heads: int | None, head_dim: int) -> None:
@@ -114,6 +115,45 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"scale={scale}: must be positive and finite")
     return value
+
+
+def check_window(sliding_window: SupportsIndex | None) -> int | None:
+    """The window counts the token itself: at least 1; None is no window."""
+    if sliding_window is None:
+        return None
+    window = check_integer("sliding_window", sliding_window)
+    if window < 1:
+        raise ValueError(f"sliding_window={window}: must be at least 1, or None")
+    return window
+
+
+def check_sinks(sinks: Array | None, num_q_heads: int) -> Array | None:
+    """Sinks [H] fp32 as [1, H]; -infinity is a head without a sink."""
+    if sinks is None:
+        return None
+    check_shape("sinks", sinks, (num_q_heads,))
+    if sinks.dtype != np.float32:
+        raise ValueError(f"sinks: dtype {sinks.dtype} must be float32")
+    if not (sinks < np.inf).all():
+        raise ValueError(f"sinks={sinks}: must be below infinity")
+    return np.ascontiguousarray(sinks[None])
+
+
+def check_cache_scale(name: str, scale: Any, cache: Array) -> Array | None:
+    """A cache's scale, a number or [KV], as [1, KV] fp32; an fp8 cache needs one."""
+    num_kv_heads = cache.shape[1]
+    if scale is None:
+        if cache.dtype in FP8_DTYPES:
+            raise ValueError(f"{name}=None: an fp8 cache needs a number or [{num_kv_heads}]")
+        return None
+    values = np.asarray(scale, np.float32)
+    if values.shape not in ((), (num_kv_heads,)):
+        raise ValueError(f"{name}: shape {values.shape} must be () or ({num_kv_heads},)")
+    if not ((values >= SMALLEST_SCALE) & (values <= 1 / SMALLEST_SCALE)).all():
+        raise ValueError(
+            f"{name}={scale}: must be within {SMALLEST_SCALE:g}..{1 / SMALLEST_SCALE:g}"
+        )
+    return np.ascontiguousarray(np.broadcast_to(values, (1, num_kv_heads)))
 
 
 def check_segment_size(kv_segment_size: SupportsIndex, block_size: int) -> int:

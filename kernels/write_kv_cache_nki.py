@@ -1,59 +1,106 @@
 """write_kv_cache: store each token's K and V in its slot of the paged cache.
 
 Formula. For every token t with slot_mapping[t] = s >= 0 and every KV head h:
-    k_cache[s // block_size, h, s % block_size] = k[h, t], likewise v.
+    k_cache[s // block_size, h, s % block_size] = k[h, t] / k_scale[h], likewise v,
+held within +-240 for an fp8 cache, rounded to the cache's dtype.
 
-Supported range. Any number of tokens >= 1, any KV heads, head_dim up to 512, block_size a power of
-two; k, v and the caches share one dtype. Slots are distinct and below num_blocks * block_size; -1
-is skipped. `segattn.kernels.write_kv_cache` checks all of it; the kernel only asserts shapes.
+Supported range. Any number of tokens >= 1, any KV heads, block_size a power of two; caches in the
+dtype of k and v, or fp8 with scales. Slots are distinct and below num_blocks * block_size; -1 is
+skipped. `segattn.kernels.write_kv_cache` checks all of it; the kernel only asserts shapes.
 
-Loop nest. tiles of 128 tokens: one scatter for K, one for V, all KV heads in each.
+Loop nest. K, V -> tiles of 128 tokens: one scatter for all KV heads. Without scales it copies HBM
+to HBM; with them a tile is loaded, scaled head by head and cast on the way.
 
-Layouts. Token t sits on partition t % 128 of the index tile [128, tiles]; data goes HBM to HBM.
+Layouts. Token t sits on partition t % 128 of the index tile [128, tiles] and of the scaled tile
+[128, KV * d].
 
-On-chip memory. Three index tiles, 12 B per 128 tokens and partition: 768 B at T = 8192.
+On-chip memory. Index tiles of 16 B per 128 tokens and partition, 1 KiB at T = 8192; with scales
+KV * d * (b + 4 + 1) B per tile in flight, 7 KiB for 8 heads of 128 in bf16.
 
-Numerics. Bit copies.
+Numerics. Without scales bit copies. With scales one fp32 multiplication by the reciprocal, which
+DVE rounds correctly to about one unit in the last place, then one rounding to the cache's dtype.
 """
 
-from .backend import nki, nl
-from .paged_cache import scatter_chunk, slot_rows
+from ..reference.attention import FP8_MAX
+from .backend import nisa, nki, nl
+from .loading import broadcast_row
+from .paged_cache import scatter_rows, slot_rows
 from .tile_schedule import PARTITIONS
 
 
+def quantise(
+    tokens: nl.NkiTensor,  # rows x KV x d HBM
+    num_rows: int,
+    inverse_scales: nl.NkiTensor,  # [128, KV] fp32
+    cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
+) -> nl.NkiTensor:
+    """The tokens divided by their head's scale in the cache's dtype, [rows, KV * d] SBUF."""
+    _, num_kv_heads, _, d = cache.shape
+    loaded = nl.ndarray((num_rows, num_kv_heads * d), dtype=tokens.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded, src=tokens)
+    scaled = nl.ndarray((num_rows, num_kv_heads * d), dtype=nl.float32, buffer=nl.sbuf)
+    for head in range(num_kv_heads):
+        nisa.tensor_scalar(
+            dst=scaled[:, head * d : (head + 1) * d], data=loaded[:, head * d : (head + 1) * d],
+            op0=nl.multiply, operand0=inverse_scales[0:num_rows, head : head + 1],
+        )  # fmt: skip
+    stored = nl.ndarray((num_rows, num_kv_heads * d), dtype=cache.dtype, buffer=nl.sbuf)
+    if cache.dtype == nl.float8_e4m3:
+        nisa.tensor_scalar(
+            dst=stored, data=scaled, op0=nl.minimum, operand0=FP8_MAX, op1=nl.maximum,
+            operand1=-FP8_MAX,
+        )  # fmt: skip
+    else:
+        nisa.tensor_copy(dst=stored, src=scaled)
+    return stored
+
+
 def store_chunk(
-    k: nl.NkiTensor,  # [KV, T, d]
-    v: nl.NkiTensor,  # [KV, T, d]
-    k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    slot_mapping: nl.NkiTensor,  # [T] int32
+    chunk: nl.NkiTensor,  # [KV, T, d] HBM
+    cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d] HBM
+    slot_mapping: nl.NkiTensor,  # [T] int32 HBM
+    scales: nl.NkiTensor | None,  # [1, KV] fp32 HBM
 ) -> None:
-    """Scatter a chunk into both caches: whole tiles of 128 tokens, then the rest."""
-    num_kv_heads, num_tokens, _ = k.shape
-    block_size = k_cache.shape[2]
+    """Scatter a chunk into a cache: whole tiles of 128 tokens, then the rest."""
+    num_kv_heads, num_tokens, d = chunk.shape
+    block_size = cache.shape[2]
+    inverse_scales = None
+    if scales is not None:
+        inverse_scales = broadcast_row(scales)
+        nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
     full_tiles = num_tokens // PARTITIONS
     rest = num_tokens - full_tiles * PARTITIONS
+    parts: list[tuple[int, int, int]] = []
     if full_tiles > 0:
-        rows = slot_rows(slot_mapping, 0, PARTITIONS, full_tiles, block_size, num_kv_heads)
-        scatter_chunk(k, k_cache, rows, 0)
-        scatter_chunk(v, v_cache, rows, 0)
+        parts.append((0, PARTITIONS, full_tiles))
     if rest > 0:
-        first = full_tiles * PARTITIONS
-        rows = slot_rows(slot_mapping, first, rest, 1, block_size, num_kv_heads)
-        scatter_chunk(k, k_cache, rows, first)
-        scatter_chunk(v, v_cache, rows, first)
+        parts.append((full_tiles * PARTITIONS, rest, 1))
+    for part in parts:
+        first, num_rows, tiles = part
+        rows = slot_rows(slot_mapping, first, num_rows, tiles, block_size, num_kv_heads)
+        for t in range(tiles):
+            tokens = chunk.ap(
+                [[d, num_rows], [num_tokens * d, num_kv_heads], [1, d]],
+                offset=(first + t * PARTITIONS) * d,
+            )
+            if inverse_scales is not None:
+                tokens = quantise(tokens, num_rows, inverse_scales, cache)
+            scatter_rows(rows[:, t : t + 1], tokens, cache)
 
 
 @nki.jit
 def write_kv_cache_kernel(
-    k: nl.NkiTensor,
-    v: nl.NkiTensor,
-    k_cache: nl.NkiTensor,
-    v_cache: nl.NkiTensor,
-    slot_mapping: nl.NkiTensor,
+    k: nl.NkiTensor,  # [KV, T, d]
+    v: nl.NkiTensor,  # [KV, T, d]
+    k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], changed in place
+    v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], changed in place
+    slot_mapping: nl.NkiTensor,  # [T] int32
+    k_scales: nl.NkiTensor | None,  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None,  # [1, KV] fp32
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Store k, v [KV, T, d] through slot_mapping [T]; the caches change in place."""
+    """Store k and v through slot_mapping; returns the caches."""
     assert k.shape == v.shape, "k and v must have one shape"
     assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
-    store_chunk(k, v, k_cache, v_cache, slot_mapping)
+    store_chunk(k, k_cache, slot_mapping, k_scales)
+    store_chunk(v, v_cache, slot_mapping, v_scales)
     return k_cache, v_cache

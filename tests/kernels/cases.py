@@ -18,9 +18,50 @@ TOLERANCE = {
 """Relative L2 error against float64 that rounding of weights and results explains."""
 
 dtypes = st.sampled_from([np.float32, ml_dtypes.bfloat16, np.float16])
+head_dims = st.sampled_from([64, 128, 32, 80, 96, 256])
+block_sizes = st.sampled_from([16, 32, 64, 128])
 seeds = st.integers(0, 2**32 - 1)
 gqa = st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2), (9, 3), (4, 2)])
 """(query heads, KV heads), ratios that are no powers of two included."""
+
+
+@dataclass
+class Options:
+    """Optional arguments of an attention function."""
+
+    window: int | None
+    with_sinks: bool
+    fp8: type | None
+    per_head_scales: bool
+    lnc: int
+
+    def cache_dtype(self, dtype: npt.DTypeLike) -> npt.DTypeLike:
+        """The caches' dtype; fp8 goes with 16-bit queries only."""
+        return self.fp8 if self.fp8 is not None and np.dtype(dtype).itemsize == 2 else dtype
+
+    def scales(self, rng: np.random.Generator, num_kv_heads: int, dtype: npt.DTypeLike) -> Any:
+        """k_scale and v_scale for these caches."""
+        if self.cache_dtype(dtype) is dtype:
+            return {}
+        if self.per_head_scales:
+            pair = rng.uniform(0.02, 0.5, (2, num_kv_heads)).astype(np.float32)
+            return {"k_scale": pair[0], "v_scale": pair[1]}
+        return {"k_scale": 0.25, "v_scale": 0.1}
+
+    def arguments(self, rng: np.random.Generator, num_q_heads: int) -> dict[str, Any]:
+        """Keyword arguments, reference and kernel alike."""
+        sinks = rng.uniform(-6, 6, num_q_heads).astype(np.float32) if self.with_sinks else None
+        return {"sliding_window": self.window, "sinks": sinks, "lnc": self.lnc}
+
+
+options = st.builds(
+    Options,
+    window=st.none() | st.integers(1, 400) | st.sampled_from([128, 129, 4096]),
+    with_sinks=st.booleans(),
+    fp8=st.sampled_from([None, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3]),
+    per_head_scales=st.booleans(),
+    lnc=st.sampled_from([1, 2]),
+)
 
 
 def garbage(rng: np.random.Generator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -99,3 +140,16 @@ def assert_close(actual: Array, expected: Array) -> None:
     """`actual` is `expected` (float64) up to the rounding of its dtype."""
     error = relative_error(actual, expected)
     assert error <= TOLERANCE[actual.dtype], f"relative L2 error {error:.2e}"
+
+
+def assert_same_rows(cache: Array, expected: Array) -> None:
+    """Bit for bit the same cache; in fp8 a value may round to the neighbour at a tie.
+
+    The kernel multiplies by the fp32 reciprocal of the scale where the reference divides.
+    """
+    if cache.dtype.itemsize > 1:
+        assert cache.tobytes() == expected.tobytes()
+        return
+    steps = np.abs(cache.view(np.int8).astype(int) - expected.view(np.int8))
+    assert steps.max() <= 1
+    assert (steps > 0).mean() < 0.01

@@ -107,3 +107,35 @@ def test_very_negative_scores_still_beat_the_mask(score: float, dtype: npt.DType
     table = np.zeros((1, 1), np.int32)
     decoded = paged_decode(q[None, :, :1], *caches, table, np.array([2], np.int32), scale=1.0)
     assert decoded[0, 0, 0, 0] == 2.0
+
+
+@pytest.mark.parametrize("window", [1, 4, 8, 100, None])
+def test_a_window_counts_the_token_itself_in_prefill_and_decode(window: int | None) -> None:
+    v = rows(0.0)
+    v[0, :8] = np.eye(D)[:8]
+    k_cache, v_cache = cache(1), cache(1)
+    slots = no_slots()
+    slots[:8] = np.arange(8)
+    out, _, _ = padded_prefill(
+        rows(0.0), rows(0.0), v, k_cache, v_cache, slots, 8, sliding_window=window
+    )
+    for position in range(8):
+        first = 0 if window is None else max(0, position - window + 1)
+        expected = np.zeros(8)
+        expected[first : position + 1] = 1 / (position - first + 1)
+        np.testing.assert_allclose(out[0, position, :8], expected, rtol=1e-6)
+    decoded = paged_decode(
+        np.zeros((1, 1, 1, D), np.float32), k_cache, v_cache, np.zeros((1, 1), np.int32),
+        np.array([8], np.int32), sliding_window=window,
+    )  # fmt: skip
+    np.testing.assert_allclose(decoded[0, 0, 0], out[0, 7], rtol=1e-6)
+
+
+def test_queries_before_the_first_key_are_empty() -> None:
+    k_cache, v_cache = cache(1), cache(1)
+    k_cache[0, 0, :2], v_cache[0, 0, :2] = 0.0, np.eye(D)[:2]
+    q = np.ones((1, 1, 5, D), np.float32)
+    out = paged_decode(q, k_cache, v_cache, np.zeros((1, 1), np.int32), np.array([2], np.int32))
+    np.testing.assert_allclose(
+        out[0, 0, :, :2], [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.5, 0.5]], rtol=1e-6
+    )

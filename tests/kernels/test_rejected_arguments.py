@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -76,11 +77,19 @@ ATTENTION: list[tuple[str, Any, str]] = [
     ("scale", float("nan"), "scale=nan: must be positive and finite"),
     ("softmax", "fast", "softmax='fast': must be one of auto, exact"),
     ("softmax", "bounded", "softmax='bounded': must be one of auto, exact"),
-    ("lnc", 2, "lnc=2: must be one of 1"),
-    ("sliding_window", 4, "sliding_window=4: not supported"),
-    ("sinks", zeros(H), "sinks=.*not supported"),
-    ("k_scale", 0.5, "k_scale=0.5: not supported"),
-    ("v_scale", 0.5, "v_scale=0.5: not supported"),
+    ("lnc", 3, "lnc=3: must be one of 1, 2"),
+    ("sliding_window", 0, "sliding_window=0: must be at least 1, or None"),
+    ("sliding_window", 2.5, "sliding_window=2.5: must be an integer"),
+    ("sinks", zeros(3), r"sinks: shape \(3,\) must be \(4\)"),
+    ("sinks", np.zeros(H), "sinks: dtype float64 must be float32"),
+    ("sinks", zeros(H) + np.inf, "sinks=.* must be below infinity"),
+    ("sinks", zeros(H) * np.nan, "sinks=.* must be below infinity"),
+]
+SCALES: list[tuple[str, Any, str]] = [
+    ("k_scale", 0.0, "k_scale=0.0: must be within 1e-06..1e"),
+    ("v_scale", -0.5, "v_scale=-0.5: must be within 1e-06..1e"),
+    ("k_scale", float("nan"), "k_scale=nan: must be within 1e-06..1e"),
+    ("v_scale", zeros(3), r"v_scale: shape \(3,\) must be \(\) or \(2,\)"),
 ]
 CHUNK: list[tuple[str, Any, str]] = [
     ("q", zeros(H, 100, D), "k: shape .* must be"),
@@ -111,10 +120,11 @@ PRIOR: list[tuple[str, Any, str]] = [
     ("kv_segment_size", 0, "kv_segment_size=0: must be a positive multiple of 128"),
 ]
 DECODE: list[tuple[str, Any, str]] = [
-    ("q", zeros(2, H, 2, D), r"q: shape \(2, 4, 2, 64\) must be \(any, any, 1, any\)"),
+    ("q", zeros(2, H, D), r"q: shape \(2, 4, 64\) must be \(any, any, any, any\)"),
+    ("q", zeros(2, H, 65, D), "q: 2 query heads per KV head times T=65 must be at most 128"),
     ("q", zeros(2, 3, 1, D), "num_q_heads=3 must be a positive multiple of num_kv_heads=2"),
-    ("q", zeros(2, 258, 1, D), "queries per KV head=129: must be one of"),
-    ("query_lens", ints(1, 0), "query_lens=.*not supported"),
+    ("query_lens", ints(2, 0), "query_lens=2: must be within 0..1"),
+    ("query_lens", ints(1), r"query_lens: shape \(1,\) must be \(2\)"),
     ("context_lens", ints(33, 0), "context_lens=33: must be within 0..32"),
     ("context_lens", ints(-1, 0), "context_lens=-1: must be within 0..32"),
     ("block_tables", np.stack([ints(3, 6), ints(0, 0)]), r"block_tables\[0, 1\]=6: must be"),
@@ -130,10 +140,10 @@ GEOMETRY: list[tuple[dict[str, Any], str]] = [
 CASES = [
     (function, make, name, value, message)
     for function, make, rejected in (
-        (kernels.padded_prefill, prefill, EVERYWHERE + ATTENTION + CHUNK + SLOTS),
-        (kernels.segmented_attention, segmented, EVERYWHERE + ATTENTION + CHUNK + PRIOR),
-        (kernels.paged_decode, decode, EVERYWHERE + ATTENTION + DECODE),
-        (kernels.write_kv_cache, write, EVERYWHERE + SLOTS),
+        (kernels.padded_prefill, prefill, EVERYWHERE + ATTENTION + SCALES + CHUNK + SLOTS),
+        (kernels.segmented_attention, segmented, EVERYWHERE + ATTENTION + SCALES + CHUNK + PRIOR),
+        (kernels.paged_decode, decode, EVERYWHERE + ATTENTION + SCALES + DECODE),
+        (kernels.write_kv_cache, write, EVERYWHERE + SCALES + SLOTS),
     )
     for name, value, message in rejected
 ]
@@ -208,3 +218,27 @@ def test_slots_of_another_block_size_are_refused_with_both_sizes() -> None:
     # 16384 pages of 4 tokens seen by a caller that counts blocks of 16 (published fault).
     call = {**write(), "slot_mapping": slots(62650, 75849)}
     check_rejected(kernels.write_kv_cache, call, r"6 blocks of block_size=16")
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (kernels.padded_prefill, prefill),
+        (kernels.paged_decode, decode),
+        (kernels.write_kv_cache, write),
+    ],
+)
+def test_an_fp8_cache_needs_scales_and_16_bit_queries(
+    function: Callable[..., Any], make: Callable[[], dict[str, Any]]
+) -> None:
+    fp8 = {
+        name: np.zeros((BLOCKS, KV, BLOCK, D), ml_dtypes.float8_e4m3fn)
+        for name in ("k_cache", "v_cache")
+    }
+    check_rejected(function, {**make(), **fp8}, "k_cache: dtype float8_e4m3fn must be float32")
+    half = {
+        name: array.astype(np.float16)
+        for name, array in make().items()
+        if isinstance(array, np.ndarray) and array.dtype == np.float32
+    }
+    check_rejected(function, {**make(), **half, **fp8}, "k_scale=None: an fp8 cache needs")

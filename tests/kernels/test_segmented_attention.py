@@ -2,12 +2,24 @@
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.kernels import segmented_attention
 from segattn.reference import attention as reference
-from segattn.tests.kernels.cases import assert_close, dtypes, gqa, padded_rows, paged_tokens, seeds
+from segattn.tests.kernels.cases import (
+    Options,
+    assert_close,
+    block_sizes,
+    dtypes,
+    gqa,
+    head_dims,
+    options,
+    padded_rows,
+    paged_tokens,
+    seeds,
+)
 
 
 @given(
@@ -17,8 +29,9 @@ from segattn.tests.kernels.cases import assert_close, dtypes, gqa, padded_rows, 
     data=st.data(),
     prior=st.integers(0, 700) | st.sampled_from([127, 128, 256, 384, 512]),
     segment=st.sampled_from([128, 256, 384, 512, 2048]),
-    d=st.sampled_from([64, 128, 32, 80, 96]),
-    block_size=st.sampled_from([16, 32, 64, 128]),
+    d=head_dims,
+    block_size=block_sizes,
+    options=options,
     holes=st.sampled_from([0.0, 0.3, 1.0]),
     dtype=dtypes,
 )
@@ -31,23 +44,34 @@ def test_equals_the_reference(
     segment: int,
     d: int,
     block_size: int,
+    options: Options,
     holes: float,
     dtype: npt.DTypeLike,
 ) -> None:
     rng = np.random.default_rng(seed)
     rows = tiles * 128
     n = data.draw(st.integers(0, rows))
-    paged = paged_tokens(rng, [prior], heads[1], d, block_size, dtype, holes=holes)
+    cache_dtype = options.cache_dtype(dtype)
+    paged = paged_tokens(rng, [prior], heads[1], d, block_size, cache_dtype, holes=holes)
     q = padded_rows(rng, heads[0], rows, n, d, dtype)
     k, v = (padded_rows(rng, heads[1], rows, n, d, dtype) for _ in range(2))
     before = paged.k_cache.tobytes(), paged.v_cache.tobytes()
-    expected = reference.segmented_attention(
-        q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n
-    )
-    out = segmented_attention(
-        q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n, kv_segment_size=segment
-    )
+    call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n)
+    arguments = {**options.arguments(rng, heads[0]), **options.scales(rng, heads[1], dtype)}
+    expected = reference.segmented_attention(*call, **arguments)
+    out = segmented_attention(*call, kv_segment_size=segment, **arguments)
     assert out.dtype == q.dtype
     assert_close(out[:, :n], expected[:, :n])
     np.testing.assert_array_equal(out[:, n:].astype(float), 0.0)
     assert (paged.k_cache.tobytes(), paged.v_cache.tobytes()) == before
+
+
+@pytest.mark.parametrize("window", [None, 1500])
+def test_a_prior_of_131072_tokens(window: int | None) -> None:
+    rng = np.random.default_rng(7)
+    prior, block_size = 131072, 128
+    paged = paged_tokens(rng, [prior], 1, 32, block_size, np.float32, spare_blocks=1)
+    q, k, v = (padded_rows(rng, 1, 128, 2, 32, np.float32) for _ in range(3))
+    call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, 2)
+    out = segmented_attention(*call, sliding_window=window)
+    assert_close(out, reference.segmented_attention(*call, sliding_window=window))
