@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..reference.paging import num_blocks_for
 from .block_pool import BlockPool
 from .config import SchedulerConfig
-from .prefix_cache import PrefixCache, hash_full_blocks, root_hash
+from .prefix_cache import PrefixCache, hash_full_blocks, pack_tokens, root_hash
 from .request import Request
 from .transaction import Transaction
 
@@ -33,12 +33,19 @@ class KVCacheManager:
         # The request for which the common prefix was counted, and the count.
         self._common_prefix: tuple[Request, int] | None = None
 
-    def update_block_hashes(self, request: Request) -> None:
-        """Hash the blocks that the request's known tokens fill, if prefix caching is on."""
+    def hash_prompt(self, request: Request, packed_prompt: bytes) -> None:
+        """Hash the blocks that the request's prompt fills, if prefix caching is on."""
+        if self.prefix_cache is not None:
+            root = root_hash(request.cache_salt)
+            request.block_hashes = hash_full_blocks(packed_prompt, self.block_size, root)
+
+    def hash_last_block(self, request: Request) -> None:
+        """Hash the block that the request's latest token filled, if prefix caching is on."""
         if self.prefix_cache is not None:
             hashes = request.block_hashes
             parent = hashes[-1] if hashes else root_hash(request.cache_salt)
-            hashes += hash_full_blocks(request.all_token_ids, self.block_size, parent, len(hashes))
+            block = pack_tokens(request.all_token_ids[-self.block_size :])
+            hashes += hash_full_blocks(block, self.block_size, parent)
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """Cached blocks that a request can start from.
@@ -50,50 +57,59 @@ class KVCacheManager:
         max_blocks = (request.num_tokens - 1) // self.block_size
         return self.prefix_cache.find_longest_hit(request.block_hashes, max_blocks)
 
-    def allocate_slots(
+    def admit(
         self,
         request: Request,
         num_new_tokens: int,
-        hit_blocks: Sequence[int] = (),
+        hit_blocks: list[int],
         *,
-        full_sequence_must_fit: bool = False,
-        keep_watermark: bool = False,
-    ) -> list[int] | None:
-        """Give the request slots for `num_new_tokens` more tokens and cache the blocks they fill.
+        full_sequence_must_fit: bool,
+        keep_watermark: bool,
+    ) -> bool:
+        """Give a waiting request its hits and slots for `num_new_tokens` more tokens.
 
-        `hit_blocks` come from `get_computed_blocks` for a request without blocks. Blocks are cached
-        before their tokens are computed, so requests of one step can share them. Returns the new
-        block ids (none may be needed), or None, nothing changed, when too few blocks are free:
-        with `keep_watermark` the configured share stays free, and with `full_sequence_must_fit`
-        all known tokens of the request must fit, not only the new ones.
+        `hit_blocks` come from `get_computed_blocks`. False, nothing changed, when too few blocks
+        are free: with `keep_watermark` the configured share stays free, and with
+        `full_sequence_must_fit` all known tokens of the request must fit, not only the new ones.
         """
         pool, block_size = self.block_pool, self.block_size
-        num_computed = request.num_computed_tokens + len(hit_blocks) * block_size
-        num_owned = len(request.block_ids) + len(hit_blocks)
-        # Taking a hit that nobody uses shrinks the free list like taking a new block.
-        num_unused_hits = sum(pool.ref_counts[block] == 0 for block in hit_blocks)
-        num_available = pool.num_free_blocks - num_unused_hits
-        if keep_watermark:
-            num_available -= self.watermark_blocks
-
+        num_hits = len(hit_blocks)
+        num_tokens = num_hits * block_size + num_new_tokens
+        num_slots = min(num_tokens + self.num_lookahead_tokens, self.max_model_len)
         if full_sequence_must_fit:
-            num_tokens = min(request.num_tokens, self.max_model_len)
-            if max(num_blocks_for(num_tokens, block_size) - num_owned, 0) > num_available:
-                return None
-        num_slots = min(
-            num_computed + num_new_tokens + self.num_lookahead_tokens, self.max_model_len
-        )
-        num_new_blocks = max(num_blocks_for(num_slots, block_size) - num_owned, 0)
-        if num_new_blocks > num_available:
-            return None
+            num_slots = max(num_slots, min(request.num_tokens, self.max_model_len))
+        # Taking a hit that nobody uses shrinks the free list like taking a new block.
+        num_unused_hits = [pool.ref_counts[block] for block in hit_blocks].count(0)
+        num_needed = max(num_blocks_for(num_slots, block_size) - num_hits, 0) + num_unused_hits
+        if keep_watermark:
+            num_needed += self.watermark_blocks
+        if num_needed > pool.num_free_blocks:
+            return False
+        self._add_owner(request, hit_blocks)
+        self.allocate_slots(request, num_tokens)
+        return True
 
-        if not request.block_ids:
-            self._add_owner(request, hit_blocks)
-        new_blocks = pool.take(num_new_blocks) if num_new_blocks else []
-        self._transaction.record(self._undo_append, request, num_owned, request.blocks_due_at)
-        request.block_ids += new_blocks
+    def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Let a running request grow to `num_tokens` tokens and cache the blocks that they fill.
+
+        Blocks are cached before their tokens are computed, so requests of one step can share them.
+        Returns the new block ids (none may be needed), or None, nothing changed, when too few
+        blocks are free.
+        """
+        pool, block_ids = self.block_pool, request.block_ids
+        num_slots = min(num_tokens + self.num_lookahead_tokens, self.max_model_len)
+        num_new_blocks = num_blocks_for(num_slots, self.block_size) - len(block_ids)
+        new_blocks: list[int] = []
+        if num_new_blocks > 0:
+            if num_new_blocks > pool.num_free_blocks:
+                return None
+            self._transaction.record(
+                self._undo_append, request, len(block_ids), request.blocks_due_at
+            )
+            new_blocks = pool.take(num_new_blocks)
+            block_ids += new_blocks
         # Tokens that may be rejected or are not known yet have no final content.
-        self.cache_blocks(request, min(num_computed + num_new_tokens, request.num_tokens))
+        self.cache_blocks(request, min(num_tokens, request.num_tokens))
         return new_blocks
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:

@@ -1,9 +1,10 @@
 """Which block holds which prefix, by content."""
 
+import struct
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import islice
-from struct import pack
+from sys import byteorder
 
 from .transaction import Transaction
 
@@ -11,32 +12,39 @@ HASH_BYTES = 16
 _TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2 ** (8 * _TOKEN_BYTES - 1) - 1
 """Largest token id; tensors of token ids are int32."""
+_SIGN_BYTES = slice(_TOKEN_BYTES - 1 if byteorder == "little" else 0, None, _TOKEN_BYTES)
 
 
-def hash_full_blocks(
-    token_ids: Sequence[int], block_size: int, parent: bytes, num_hashed_blocks: int = 0
-) -> list[bytes]:
-    """Digests of the full blocks of `token_ids` after the first `num_hashed_blocks`.
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as consecutive int32. ValueError for anything else than 0..`MAX_TOKEN_ID`."""
+    try:
+        data = struct.pack(f"{len(token_ids)}i", *token_ids)
+    except struct.error as error:
+        raise ValueError(f"token ids must be integers within 0..{MAX_TOKEN_ID}") from error
+    # A byte is ASCII when its highest bit is clear: the sign of every token at C speed.
+    if not data[_SIGN_BYTES].isascii():
+        raise ValueError(f"token id {min(token_ids)}: must be within 0..{MAX_TOKEN_ID}")
+    return data
+
+
+def hash_full_blocks(packed: bytes, block_size: int, parent: bytes) -> list[bytes]:
+    """Digests of the full blocks of packed tokens.
 
     A digest covers its block and, through `parent` (the digest before it, or `root_hash`),
     everything in front of it. Equal digests stand for equal tokens: 128 bits of a cryptographic
     hash, which Python's `hash` of a tuple is not, so no prompt can be made to hit another's blocks.
-    Raises struct.error for a token that is no 32-bit integer.
     """
-    start = num_hashed_blocks * block_size
-    end = len(token_ids) // block_size * block_size
-    data = pack(f"<{end - start}i", *token_ids[start:end])
-    hashes = []
     stride = block_size * _TOKEN_BYTES
-    for offset in range(0, len(data), stride):
-        parent = blake2b(parent + data[offset : offset + stride], digest_size=HASH_BYTES).digest()
+    hashes = []
+    for start in range(0, len(packed) - stride + 1, stride):
+        parent = blake2b(parent + packed[start : start + stride], digest_size=HASH_BYTES).digest()
         hashes.append(parent)
     return hashes
 
 
 def root_hash(cache_salt: str | None) -> bytes:
     """Parent of a request's first block: requests of different salts share nothing."""
-    if cache_salt is None:
+    if not cache_salt:
         return bytes(HASH_BYTES)
     return blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache_salt").digest()
 

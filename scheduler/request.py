@@ -59,8 +59,10 @@ class Request:
         "block_ids",
         "blocks_due_at",
         "cache_salt",
+        "end_token_ids",
         "eos_token_id",
         "is_prefill_chunk",
+        "max_num_tokens",
         "max_tokens",
         "min_tokens",
         "num_cached_blocks",
@@ -102,6 +104,10 @@ class Request:
         self.priority = priority
         self.eos_token_id = eos_token_id
         self.stop_token_ids = frozenset(stop_token_ids)
+        self.end_token_ids = self.stop_token_ids | (
+            frozenset() if eos_token_id is None else {eos_token_id}
+        )
+        """All tokens that may end it."""
         self.min_tokens = min_tokens
         self.cache_salt = cache_salt
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
@@ -113,6 +119,8 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         # Kept as plain integers: the scheduler reads them for every request of every step.
         self.num_tokens = self.num_prompt_tokens
+        self.max_num_tokens = self.num_prompt_tokens + max_tokens
+        """Known tokens at which it may be over; `add_request` bounds it by the model's length."""
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0
@@ -136,13 +144,6 @@ class Request:
             f"computed={self.num_computed_tokens}/{self.num_tokens}, "
             f"output={self.num_output_tokens}/{self.max_tokens})"
         )
-
-    def append_output_token(self, token_id: int) -> None:
-        """Add a sampled token."""
-        self.output_token_ids.append(token_id)
-        self.all_token_ids.append(token_id)
-        self.num_output_tokens += 1
-        self.num_tokens += 1
 
     def truncate(self, num_tokens: int) -> None:
         """Drop all but the first `num_tokens` known tokens; the prompt stays."""

@@ -51,10 +51,11 @@ class RequestPool:
 
     def add_request(self, request: Request) -> None:
         """Queue a request. RequestError, nothing queued, when it is malformed or its id lives."""
-        check_request(request)
+        packed_prompt = check_request(request)
         if request.request_id in self.requests:
             raise RequestError(request.request_id, "a request of this id is not finished yet")
-        self.kv_cache_manager.update_block_hashes(request)
+        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        self.kv_cache_manager.hash_prompt(request, packed_prompt)
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
 

@@ -2,16 +2,15 @@
 
 from .admission import Admission
 from .config import SchedulerConfig
-from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from .output import SchedulerOutput
 from .pause_state import PauseState
 from .request import Request, RequestStatus
-from .request_pool import RequestPool
 from .request_queue import RequestQueue
 from .step import Step
-from .stop import stop_reason, stop_status
+from .step_update import StepUpdate
 
 
-class Scheduler(RequestPool):
+class Scheduler(StepUpdate):
     """Decides who computes how many tokens in each step, and in which blocks.
 
     Every decision equals vLLM 0.24's. `schedule` and `update_from_output` alternate; a step counts
@@ -90,7 +89,7 @@ class Scheduler(RequestPool):
                 continue
             if num_computed + num_new >= request.blocks_due_at:
                 step.token_budget = budget
-                num_unscheduled = self._allocate_or_preempt(step, request, num_new)
+                num_unscheduled = self._allocate_or_preempt(step, request, num_computed + num_new)
                 if num_unscheduled is None:
                     return
                 index -= num_unscheduled
@@ -102,7 +101,7 @@ class Scheduler(RequestPool):
                 self._schedule_drafts(step, request, num_new)
         step.token_budget = budget
 
-    def _allocate_or_preempt(self, step: Step, request: Request, num_new: int) -> int | None:
+    def _allocate_or_preempt(self, step: Step, request: Request, num_tokens: int) -> int | None:
         """Give a running request its blocks, preempting others until they fit.
 
         Returns how many requests lost the tokens that this step had given them; None when the
@@ -110,7 +109,7 @@ class Scheduler(RequestPool):
         """
         num_unscheduled = 0
         while True:
-            new_blocks = self.kv_cache_manager.allocate_slots(request, num_new)
+            new_blocks = self.kv_cache_manager.allocate_slots(request, num_tokens)
             if new_blocks is not None:
                 if new_blocks:
                     step.new_block_ids[request.request_id] = new_blocks
@@ -172,14 +171,13 @@ class Scheduler(RequestPool):
             if not self.config.enable_chunked_prefill:
                 return Admission.TOKEN_BUDGET
             num_new = step.token_budget
-        new_blocks = self.kv_cache_manager.allocate_slots(
+        if not self.kv_cache_manager.admit(
             request,
             num_new,
             hit_blocks,
             full_sequence_must_fit=self.config.scheduler_reserve_full_isl,
             keep_watermark=bool(self.running),
-        )
-        if new_blocks is None:
+        ):
             return Admission.KV_BLOCKS
         self._start(step, queue, len(hit_blocks) * self.block_size)
         step.num_scheduled_tokens[request.request_id] = num_new
@@ -216,16 +214,19 @@ class Scheduler(RequestPool):
     def _advance(self, step: Step) -> None:
         """Count the scheduled tokens as computed."""
         requests = step.running + step.admitted
+        was_prefill_chunk: list[bool] = []
         self._transaction.record(
             _restore_progress,
             requests,
             [request.num_computed_tokens for request in requests],
-            [request.is_prefill_chunk for request in requests],
+            was_prefill_chunk,
         )
         for request, num_new in zip(requests, step.num_scheduled_tokens.values(), strict=True):
-            request.num_computed_tokens += num_new
+            num_computed = request.num_computed_tokens + num_new
+            request.num_computed_tokens = num_computed
+            was_prefill_chunk.append(request.is_prefill_chunk)
             request.is_prefill_chunk = (
-                request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
+                num_computed < request.num_tokens + request.num_output_placeholders
             )
 
     def _record_step(self) -> None:
@@ -267,123 +268,15 @@ class Scheduler(RequestPool):
             not request.is_prefill_chunk for request in self.running
         )
 
-    def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> list[EngineCoreOutput]:
-        """Take in the tokens of a step, end requests that they complete, and report both.
-
-        Requests that ended meanwhile are passed over. ValueError, nothing changed, when the output
-        lacks a scheduled request.
-        """
-        outputs = []
-        ended = []
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        with self._transaction:
-            sampled = self._match(scheduler_output, model_runner_output)
-            self._record_tokens([request for request, _ in sampled])
-            for request, tokens in sampled:
-                if request.request_id in drafts:
-                    self._reject_drafts(request, drafts[request.request_id], tokens)
-                new_tokens, status = self._accept_tokens(request, tokens)
-                if status is not None:
-                    self._end(request, status)
-                    request.stop_reason = stop_reason(request)
-                    ended.append(request)
-                if new_tokens:
-                    outputs.append(
-                        EngineCoreOutput(
-                            request.request_id,
-                            new_tokens,
-                            None if status is None else status.finish_reason,
-                            request.stop_reason,
-                        )
-                    )
-            self._forget(ended)
-        return outputs
-
-    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Set the drafts that the next step may schedule; a prompt in chunks takes none."""
-        drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
-        for request_id, tokens in list(drafts):
-            request = self.requests.get(request_id)
-            if request is not None:
-                request.spec_token_ids = [] if request.is_prefill_chunk else list(tokens)
-
-    def _match(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> list[tuple[Request, list[int]]]:
-        """Live requests of the step that got tokens, in scheduling order."""
-        by_id = dict(
-            zip(
-                model_runner_output.req_ids,
-                model_runner_output.sampled_token_ids,
-                strict=True,
-            )
-        )
-        sampled = []
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is None:
-                continue
-            tokens = by_id.get(request_id)
-            if tokens is None:
-                raise ValueError(
-                    f"model_runner_output.req_ids lacks {request_id!r}: "
-                    "must hold every request that the step scheduled"
-                )
-            if tokens:
-                sampled.append((request, tokens))
-        return sampled
-
-    def _reject_drafts(self, request: Request, drafts: list[int], tokens: list[int]) -> None:
-        """Take back the positions of drafts that the model did not accept."""
-        num_rejected = len(drafts) - (len(tokens) - 1)
-        self._record_request(request)
-        if request.num_computed_tokens > 0:
-            request.num_computed_tokens -= num_rejected
-        if request.num_output_placeholders > 0:
-            request.num_output_placeholders -= num_rejected
-
-    def _accept_tokens(
-        self, request: Request, tokens: list[int]
-    ) -> tuple[list[int], RequestStatus | None]:
-        """Append tokens up to the one that ends the request; these, and its status if it ends."""
-        for count, token in enumerate(tokens, 1):
-            request.append_output_token(token)
-            if request.num_tokens % self.block_size == 0:
-                self.kv_cache_manager.update_block_hashes(request)
-            status = stop_status(request, self.max_model_len)
-            if status is not None:
-                return tokens[:count], status
-        return tokens, None
-
-    def _record_tokens(self, requests: list[Request]) -> None:
-        self._transaction.record(
-            self._restore_tokens,
-            requests,
-            [request.num_tokens for request in requests],
-            [request.num_output_placeholders for request in requests],
-        )
-
-    def _restore_tokens(
-        self, requests: list[Request], num_tokens: list[int], num_output_placeholders: list[int]
-    ) -> None:
-        for request, count, placeholders in zip(
-            requests, num_tokens, num_output_placeholders, strict=True
-        ):
-            request.truncate(count)
-            del request.block_hashes[count // self.block_size :]
-            request.num_output_placeholders = placeholders
-
 
 def _restore_progress(
-    requests: list[Request], num_computed_tokens: list[int], is_prefill_chunk: list[bool]
+    requests: list[Request], num_computed_tokens: list[int], was_prefill_chunk: list[bool]
 ) -> None:
-    for request, computed, chunk in zip(
-        requests, num_computed_tokens, is_prefill_chunk, strict=True
-    ):
-        request.num_computed_tokens = computed
-        request.is_prefill_chunk = chunk
+    for request, num_computed in zip(requests, num_computed_tokens, strict=True):
+        request.num_computed_tokens = num_computed
+    # As many as were changed.
+    for request, was_chunk in zip(requests, was_prefill_chunk, strict=False):
+        request.is_prefill_chunk = was_chunk
 
 
 def _put_back(queue: RequestQueue, request: Request) -> None:

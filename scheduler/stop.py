@@ -3,18 +3,17 @@
 from .request import Request, RequestStatus
 
 
-def stop_status(request: Request, max_model_len: int) -> RequestStatus | None:
+def stop_status(request: Request) -> RequestStatus | None:
     """Status that the request's latest output token ends it with, None when it goes on.
 
-    `min_tokens` comes first, as in vLLM 0.24: before that many outputs not even `max_model_len`
+    `min_tokens` comes first, as in vLLM 0.24: before that many outputs not even the model's length
     ends a request.
     """
     if request.num_output_tokens < request.min_tokens:
         return None
-    token = request.output_token_ids[-1]
-    if token == request.eos_token_id or token in request.stop_token_ids:
+    if request.output_token_ids[-1] in request.end_token_ids:
         return RequestStatus.FINISHED_STOPPED
-    if request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
+    if request.num_tokens >= request.max_num_tokens:
         return RequestStatus.FINISHED_LENGTH_CAPPED
     return None
 

@@ -1,0 +1,120 @@
+"""The way back: sampled tokens and drafts of a step into the requests."""
+
+from collections.abc import Iterable
+
+from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from .request import Request, RequestStatus
+from .request_pool import RequestPool
+from .stop import stop_reason, stop_status
+
+
+class StepUpdate(RequestPool):
+    """Takes the output of steps in."""
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
+        """Append the tokens of a step, end the requests that they complete, and report both.
+
+        Requests that ended meanwhile are passed over. ValueError, nothing changed, when the output
+        lacks a scheduled request or has more tokens for it than the step can give.
+        """
+        outputs = []
+        ended = []
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        touched: list[Request] = []
+        num_tokens: list[int] = []
+        num_placeholders: list[int] = []
+        with self._transaction:
+            self._transaction.record(self._restore_tokens, touched, num_tokens, num_placeholders)
+            for request_id, tokens in _sampled(scheduler_output, model_runner_output):
+                request = self.requests.get(request_id)
+                if request is None:
+                    continue
+                if tokens is None:
+                    raise ValueError(
+                        f"model_runner_output.req_ids lacks {request_id!r}: "
+                        "must hold every request that the step scheduled"
+                    )
+                if not tokens:
+                    continue
+                touched.append(request)
+                num_tokens.append(request.num_tokens)
+                num_placeholders.append(request.num_output_placeholders)
+                if request_id in drafts:
+                    self._reject_drafts(request, len(drafts[request_id]) - (len(tokens) - 1))
+                new_tokens, status = self._accept_tokens(request, tokens)
+                if status is not None:
+                    self._end(request, status)
+                    request.stop_reason = stop_reason(request)
+                    ended.append(request)
+                    outputs.append(
+                        EngineCoreOutput(
+                            request_id, new_tokens, status.finish_reason, request.stop_reason
+                        )
+                    )
+                elif new_tokens:
+                    outputs.append(EngineCoreOutput(request_id, new_tokens))
+            self._forget(ended)
+        return outputs
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Set the drafts that the next step may schedule; a prompt in chunks takes none."""
+        drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
+        for request_id, tokens in list(drafts):
+            request = self.requests.get(request_id)
+            if request is not None:
+                request.spec_token_ids = [] if request.is_prefill_chunk else list(tokens)
+
+    def _reject_drafts(self, request: Request, num_rejected: int) -> None:
+        """Take back the positions of drafts that the model did not accept."""
+        self._record_request(request)
+        if request.num_computed_tokens > 0:
+            request.num_computed_tokens -= num_rejected
+        if request.num_output_placeholders > 0:
+            request.num_output_placeholders -= num_rejected
+
+    def _accept_tokens(
+        self, request: Request, tokens: list[int]
+    ) -> tuple[list[int], RequestStatus | None]:
+        """Append tokens up to the one that ends the request; these, and its status if it ends."""
+        num_before = request.num_tokens
+        for token in tokens:
+            request.all_token_ids.append(token)
+            request.output_token_ids.append(token)
+            request.num_output_tokens += 1
+            request.num_tokens = num_tokens = request.num_tokens + 1
+            if num_tokens % self.block_size == 0:
+                self.kv_cache_manager.hash_last_block(request)
+            if token in request.end_token_ids or num_tokens >= request.max_num_tokens:
+                status = stop_status(request)
+                if status is not None:
+                    return tokens[: num_tokens - num_before], status
+        return tokens, None
+
+    def _restore_tokens(
+        self, touched: list[Request], num_tokens: list[int], num_placeholders: list[int]
+    ) -> None:
+        # As many as have their old values noted.
+        for request, count, placeholders in zip(
+            touched, num_tokens, num_placeholders, strict=False
+        ):
+            request.truncate(count)
+            del request.block_hashes[count // self.block_size :]
+            request.num_output_placeholders = placeholders
+
+
+def _sampled(
+    scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+) -> Iterable[tuple[str, list[int] | None]]:
+    """Each scheduled request with its tokens, in scheduling order; None when there is no entry."""
+    req_ids, tokens = model_runner_output.req_ids, model_runner_output.sampled_token_ids
+    if len(req_ids) != len(tokens):
+        raise ValueError(
+            f"model_runner_output: {len(req_ids)} req_ids but {len(tokens)} sampled_token_ids"
+        )
+    scheduled = scheduler_output.num_scheduled_tokens
+    if req_ids == list(scheduled):
+        return zip(req_ids, tokens, strict=True)
+    by_id = dict(zip(req_ids, tokens, strict=True))
+    return ((request_id, by_id.get(request_id)) for request_id in scheduled)
