@@ -32,5 +32,8 @@ class Admission(Enum):
     NOT_SCHEDULED = "not_scheduled"
     """vLLM: it was admitted, but the base scheduler could not schedule it."""
 
+    # Members are counted in every step; Enum's own hash is a Python function.
+    __hash__ = object.__hash__
+
     def __bool__(self) -> bool:
         return self is Admission.ADMITTED

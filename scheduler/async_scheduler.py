@@ -15,12 +15,14 @@ class AsyncScheduler(Scheduler):
 
     def _advance(self, step: Step) -> None:
         super()._advance(step)
+        drafts = step.spec_token_ids
+        changed: list[tuple[Request, int, list[int]]] = []
+        self._transaction.record(_restore_placeholders, changed)
         for request in step.running + step.admitted:
             if request.is_prefill_chunk:
                 continue
-            self._record_request(request)
-            num_drafts = len(step.spec_token_ids.get(request.request_id, ()))
-            request.num_output_placeholders += 1 + num_drafts
+            changed.append((request, request.num_output_placeholders, request.spec_token_ids))
+            request.num_output_placeholders += 1 + len(drafts.get(request.request_id, ()))
             # The next drafts are not known either; the runner fills them in.
             request.spec_token_ids = [-1] * self.num_spec_tokens
 
@@ -32,17 +34,22 @@ class AsyncScheduler(Scheduler):
             self._record_request(request)
             request.async_tokens_to_discard -= 1
             return [], None
-        status_before = request.status
-        accepted, status = super()._accept_tokens(request, tokens)
-        if len(accepted) > request.num_output_placeholders:
+        accepted, status = self._append_tokens(request, tokens)
+        num_placeholders = request.num_output_placeholders - len(accepted)
+        if num_placeholders < 0:
             raise ValueError(
                 f"sampled_token_ids={tokens} of {request.request_id!r}: must be at most "
                 f"{request.num_output_placeholders} tokens, so many are in flight"
             )
-        request.num_output_placeholders -= len(accepted)
-        if status_before is RequestStatus.RUNNING:
-            # Tokens in flight have no content yet.
-            self.kv_cache_manager.cache_blocks(
-                request, request.num_computed_tokens - request.num_output_placeholders
-            )
+        request.num_output_placeholders = num_placeholders
+        # Blocks that hold tokens still in flight have no content to be found by.
+        num_known = request.num_computed_tokens - num_placeholders
+        if num_known >= request.blocks_due_at and request.status is RequestStatus.RUNNING:
+            self.kv_cache_manager.cache_blocks(request, num_known)
         return accepted, status
+
+
+def _restore_placeholders(changed: list[tuple[Request, int, list[int]]]) -> None:
+    for request, num_output_placeholders, spec_token_ids in changed:
+        request.num_output_placeholders = num_output_placeholders
+        request.spec_token_ids = spec_token_ids

@@ -58,24 +58,25 @@ class BlockPool:
         for block in blocks:
             ref_counts[block] = 1
         if (cache := self._prefix_cache) is not None:
-            block_hash = cache.block_hash
-            for block in blocks:
-                if block_hash[block] is not None:
-                    cache.evict(block)
+            cached = [block for block in blocks if cache.block_hash[block] is not None]
+            if cached:
+                cache.evict(cached)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add an owner to each of `blocks`; those that were free leave the free list."""
         following, previous, ref_counts = self._next, self._previous, self.ref_counts
-        shared: list[tuple[int, int, int]] = []
-        self._transaction.record(self._undo_share, shared, self.num_free_blocks)
-        for block in blocks:
-            shared.append((block, previous[block], following[block]))
-            if ref_counts[block] == 0:
-                following[previous[block]] = following[block]
-                previous[following[block]] = previous[block]
-                self.num_free_blocks -= 1
-            ref_counts[block] += 1
+        counts = [ref_counts[block] for block in blocks]
+        unlinked: list[tuple[int, int, int]] = []
+        self._transaction.record(self._undo_share, blocks, counts, unlinked, self.num_free_blocks)
+        for block, count in zip(blocks, counts, strict=True):
+            ref_counts[block] = count + 1
+            if count == 0:
+                before, after = previous[block], following[block]
+                unlinked.append((before, block, after))
+                following[before] = after
+                previous[after] = before
+        self.num_free_blocks -= len(unlinked)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Take an owner from each of a request's `blocks`, given in the order of its tokens.
@@ -85,27 +86,30 @@ class BlockPool:
         more requests the shorter it is.
         """
         ref_counts = self.ref_counts
-        block_hash = None if self._prefix_cache is None else self._prefix_cache.block_hash
-        uncached, cached = [], []
-        for block in reversed(blocks):
-            if ref_counts[block] == 1:
-                if block_hash is None or block_hash[block] is None:
-                    uncached.append(block)
-                else:
-                    cached.append(block)
+        counts = [ref_counts[block] for block in blocks]
         self._transaction.record(
             self._undo_release,
             blocks,
-            [ref_counts[block] for block in blocks],
+            counts,
             self._next[NULL_BLOCK_ID],
             self._previous[NULL_BLOCK_ID],
             self.num_free_blocks,
         )
-        for block in blocks:
-            ref_counts[block] -= 1
+        freed = []
+        for block, count in zip(blocks, counts, strict=True):
+            ref_counts[block] = count - 1
+            if count == 1:
+                freed.append(block)
+        freed.reverse()
+        if self._prefix_cache is None:
+            uncached, cached = freed, []
+        else:
+            block_hash = self._prefix_cache.block_hash
+            uncached = [block for block in freed if block_hash[block] is None]
+            cached = [block for block in freed if block_hash[block] is not None]
         self._chain(NULL_BLOCK_ID, uncached, self._next[NULL_BLOCK_ID])
         self._chain(self._previous[NULL_BLOCK_ID], cached, NULL_BLOCK_ID)
-        self.num_free_blocks += len(uncached) + len(cached)
+        self.num_free_blocks += len(freed)
 
     def _chain(self, before: int, blocks: Sequence[int], after: int) -> None:
         """Put `blocks` between `before` and `after`, two neighbours of the ring."""
@@ -118,16 +122,20 @@ class BlockPool:
         previous[after] = before
 
     def _undo_take(self, blocks: Sequence[int], after: int, num_free_blocks: int) -> None:
+        self._set_ref_counts(blocks, [0] * len(blocks))
         self._chain(NULL_BLOCK_ID, blocks, after)
-        for block in blocks:
-            self.ref_counts[block] = 0
         self.num_free_blocks = num_free_blocks
 
-    def _undo_share(self, shared: Sequence[tuple[int, int, int]], num_free_blocks: int) -> None:
-        for block, before, after in reversed(shared):
-            self.ref_counts[block] -= 1
-            if self.ref_counts[block] == 0:
-                self._chain(before, (block,), after)
+    def _undo_share(
+        self,
+        blocks: Sequence[int],
+        ref_counts: Sequence[int],
+        unlinked: Sequence[tuple[int, int, int]],
+        num_free_blocks: int,
+    ) -> None:
+        self._set_ref_counts(blocks, ref_counts)
+        for before, block, after in reversed(unlinked):
+            self._chain(before, (block,), after)
         self.num_free_blocks = num_free_blocks
 
     def _undo_release(
@@ -138,7 +146,10 @@ class BlockPool:
         tail: int,
         num_free_blocks: int,
     ) -> None:
+        self._set_ref_counts(blocks, ref_counts)
         self._chain(tail, (NULL_BLOCK_ID,), head)
+        self.num_free_blocks = num_free_blocks
+
+    def _set_ref_counts(self, blocks: Sequence[int], ref_counts: Sequence[int]) -> None:
         for block, count in zip(blocks, ref_counts, strict=True):
             self.ref_counts[block] = count
-        self.num_free_blocks = num_free_blocks

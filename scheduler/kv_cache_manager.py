@@ -44,7 +44,7 @@ class KVCacheManager:
         if self.prefix_cache is not None:
             hashes = request.block_hashes
             parent = hashes[-1] if hashes else root_hash(request.cache_salt)
-            block = pack_tokens(request.all_token_ids[-self.block_size :])
+            block = pack_tokens(request.last_token_ids(self.block_size))
             hashes += hash_full_blocks(block, self.block_size, parent)
 
     def get_computed_blocks(self, request: Request) -> list[int]:

@@ -2,13 +2,13 @@
 
 import struct
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from itertools import islice
 from sys import byteorder
 
 from .transaction import Transaction
 
-HASH_BYTES = 16
+_NO_SALT = bytes(32)
 _TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2 ** (8 * _TOKEN_BYTES - 1) - 1
 """Largest token id; tensors of token ids are int32."""
@@ -31,22 +31,20 @@ def hash_full_blocks(packed: bytes, block_size: int, parent: bytes) -> list[byte
     """Digests of the full blocks of packed tokens.
 
     A digest covers its block and, through `parent` (the digest before it, or `root_hash`),
-    everything in front of it. Equal digests stand for equal tokens: 128 bits of a cryptographic
-    hash, which Python's `hash` of a tuple is not, so no prompt can be made to hit another's blocks.
+    everything in front of it. SHA-256, as in vLLM: equal digests stand for equal tokens, and no
+    prompt can be made up to hit the blocks of another, which Python's `hash` would allow.
     """
     stride = block_size * _TOKEN_BYTES
     hashes = []
     for start in range(0, len(packed) - stride + 1, stride):
-        parent = blake2b(parent + packed[start : start + stride], digest_size=HASH_BYTES).digest()
+        parent = sha256(parent + packed[start : start + stride]).digest()
         hashes.append(parent)
     return hashes
 
 
 def root_hash(cache_salt: str | None) -> bytes:
     """Parent of a request's first block: requests of different salts share nothing."""
-    if not cache_salt:
-        return bytes(HASH_BYTES)
-    return blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache_salt").digest()
+    return sha256(cache_salt.encode()).digest() if cache_salt else _NO_SALT
 
 
 class PrefixCache:
@@ -71,36 +69,41 @@ class PrefixCache:
         return hit
 
     def insert(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Cache uncached blocks under their digests."""
-        block_hash, first = self.block_hash, self._first
+        """Cache uncached blocks under their digests, which are different from each other."""
+        first, block_hash = self._first, self.block_hash
         self._transaction.record(self._undo_insert, blocks, digests)
         for block, digest in zip(blocks, digests, strict=True):
             block_hash[block] = digest
+        if first.keys().isdisjoint(digests):
+            first.update(zip(digests, blocks, strict=True))
+            return
+        for block, digest in zip(blocks, digests, strict=True):
             if digest in first:
                 self._others.setdefault(digest, []).append(block)
             else:
                 first[digest] = block
 
-    def evict(self, block: int) -> None:
-        """Forget a cached block."""
-        digest = self.block_hash[block]
-        if digest is None:
-            raise ValueError(f"block={block} is not cached")
-        others = self._others.get(digest)
-        if self._first[digest] == block:
-            self._transaction.record(self._restore, block, digest, 0)
-            if others is None:
-                del self._first[digest]
+    def evict(self, blocks: Iterable[int]) -> None:
+        """Forget cached blocks."""
+        first, others = self._first, self._others
+        evicted: list[tuple[int, bytes, int]] = []
+        self._transaction.record(self._undo_evict, evicted)
+        for block in blocks:
+            digest = self.block_hash[block]
+            if digest is None:
+                raise ValueError(f"block={block} is not cached")
+            rank = 0 if first[digest] == block else 1 + others[digest].index(block)
+            evicted.append((block, digest, rank))
+            self.block_hash[block] = None
+            if digest not in others:
+                del first[digest]
+                continue
+            if rank == 0:
+                first[digest] = others[digest].pop(0)
             else:
-                self._first[digest] = others.pop(0)
-        else:
-            assert others is not None
-            rank = 1 + others.index(block)
-            self._transaction.record(self._restore, block, digest, rank)
-            del others[rank - 1]
-        if others is not None and not others:
-            del self._others[digest]
-        self.block_hash[block] = None
+                del others[digest][rank - 1]
+            if not others[digest]:
+                del others[digest]
 
     def clear(self) -> None:
         """Forget every block. Not undone by a transaction."""
@@ -125,8 +128,8 @@ class PrefixCache:
                 self._set_blocks(digest, self.blocks_of(digest)[:-1])
                 self.block_hash[block] = None
 
-    def _restore(self, block: int, digest: bytes, rank: int) -> None:
-        if self.block_hash[block] is None:
+    def _undo_evict(self, evicted: list[tuple[int, bytes, int]]) -> None:
+        for block, digest, rank in reversed(evicted):
             blocks = self.blocks_of(digest)
             blocks.insert(rank, block)
             self._set_blocks(digest, blocks)

@@ -45,14 +45,14 @@ class Request:
     `max_tokens`, or when it is as long as the model allows. `cache_salt` separates its prefix
     cache from that of other salts; `skip_reading_prefix_cache` computes everything anew but still
     fills the cache. Smaller `priority`, then earlier `arrival_time`, goes first under the
-    priority policy. Values are checked by `add_request`.
+    priority policy. Values are checked by `add_request`; a list given as prompt is not copied and
+    must not change.
 
     Counts are in tokens; `num_computed_tokens` is advanced when a step is scheduled, not when its
     output arrives.
     """
 
     __slots__ = (
-        "all_token_ids",
         "arrival_time",
         "async_tokens_to_discard",
         "block_hashes",
@@ -98,7 +98,9 @@ class Request:
         skip_reading_prefix_cache: bool = False,
     ) -> None:
         self.request_id = request_id
-        self.prompt_token_ids = list(prompt_token_ids)
+        self.prompt_token_ids = (
+            prompt_token_ids if isinstance(prompt_token_ids, list) else list(prompt_token_ids)
+        )
         self.max_tokens = max_tokens
         self.arrival_time = arrival_time
         self.priority = priority
@@ -114,7 +116,6 @@ class Request:
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
-        self.all_token_ids = self.prompt_token_ids.copy()
         self.output_token_ids: list[int] = []
         self.num_prompt_tokens = len(self.prompt_token_ids)
         # Kept as plain integers: the scheduler reads them for every request of every step.
@@ -145,12 +146,23 @@ class Request:
             f"output={self.num_output_tokens}/{self.max_tokens})"
         )
 
+    @property
+    def all_token_ids(self) -> list[int]:
+        """Prompt and outputs, as a new list: the request itself does not keep its prompt twice."""
+        return self.prompt_token_ids + self.output_token_ids
+
+    def last_token_ids(self, count: int) -> list[int]:
+        """The latest `count` known tokens."""
+        num_prompt = count - self.num_output_tokens
+        if num_prompt <= 0:
+            return self.output_token_ids[-count:]
+        return self.prompt_token_ids[-num_prompt:] + self.output_token_ids
+
     def truncate(self, num_tokens: int) -> None:
         """Drop all but the first `num_tokens` known tokens; the prompt stays."""
-        del self.all_token_ids[num_tokens:]
-        del self.output_token_ids[num_tokens - self.num_prompt_tokens :]
         self.num_output_tokens = num_tokens - self.num_prompt_tokens
         self.num_tokens = num_tokens
+        del self.output_token_ids[self.num_output_tokens :]
 
     def is_finished(self) -> bool:
         """Whether the request is over."""

@@ -48,37 +48,26 @@ class RequestQueue(ABC):
             self.prepend_request(request)
 
 
-class FCFSRequestQueue(RequestQueue):
+class FCFSRequestQueue(deque[Request], RequestQueue):
     """First come, first served."""
 
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-
     def add_request(self, request: Request) -> None:
-        self._requests.append(request)
+        self.append(request)
 
     def prepend_request(self, request: Request) -> None:
-        self._requests.appendleft(request)
+        self.appendleft(request)
 
     def peek_request(self) -> Request:
-        return self._requests[0]
+        return self[0]
 
     def pop_request(self) -> Request:
-        return self._requests.popleft()
+        return self.popleft()
 
     def remove_request(self, request: Request) -> None:
-        self._requests.remove(request)
+        self.remove(request)
 
     def without(self, requests: Collection[Request]) -> "FCFSRequestQueue":
-        queue = FCFSRequestQueue()
-        queue._requests.extend(r for r in self._requests if r not in requests)
-        return queue
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        return FCFSRequestQueue(request for request in self if request not in requests)
 
 
 class PriorityRequestQueue(RequestQueue):

@@ -1,5 +1,7 @@
 """vLLM V1's scheduler for one full-attention KV cache group."""
 
+from collections.abc import Iterable
+
 from .admission import Admission
 from .config import SchedulerConfig
 from .output import SchedulerOutput
@@ -84,7 +86,11 @@ class Scheduler(StepUpdate):
             )
             if 0 < threshold < num_new:
                 num_new = threshold
-            num_new = min(num_new, budget, last_position - num_computed)
+            # Comparisons, since a call of min() costs as much as all the rest of the loop.
+            if num_new > budget:
+                num_new = budget
+            if num_new > last_position - num_computed:
+                num_new = last_position - num_computed
             if num_new <= 0:
                 continue
             if num_computed + num_new >= request.blocks_due_at:
@@ -213,26 +219,21 @@ class Scheduler(StepUpdate):
 
     def _advance(self, step: Step) -> None:
         """Count the scheduled tokens as computed."""
-        requests = step.running + step.admitted
+        requests, counts = step.running + step.admitted, step.num_scheduled_tokens.values()
         was_prefill_chunk: list[bool] = []
-        self._transaction.record(
-            _restore_progress,
-            requests,
-            [request.num_computed_tokens for request in requests],
-            was_prefill_chunk,
-        )
-        for request, num_new in zip(requests, step.num_scheduled_tokens.values(), strict=True):
-            num_computed = request.num_computed_tokens + num_new
-            request.num_computed_tokens = num_computed
+        self._transaction.record(_undo_advance, requests, counts, was_prefill_chunk)
+        for request, num_new in zip(requests, counts, strict=True):
             was_prefill_chunk.append(request.is_prefill_chunk)
+            request.num_computed_tokens = num_computed = request.num_computed_tokens + num_new
             request.is_prefill_chunk = (
                 num_computed < request.num_tokens + request.num_output_placeholders
             )
 
     def _record_step(self) -> None:
-        self._record_running()
         self._transaction.record(
             self._restore_step,
+            self.running,
+            self.running.copy(),
             self.finished_req_ids,
             self._previously_scheduled,
             self._prefill_capacity_bound,
@@ -242,12 +243,15 @@ class Scheduler(StepUpdate):
 
     def _restore_step(
         self,
+        running: list[Request],
+        requests: list[Request],
         finished_req_ids: set[str],
         previously_scheduled: set[str],
         prefill_capacity_bound: bool,
         admission_stop: Admission,
         admission_counts: dict[Admission, int],
     ) -> None:
+        self._restore_running(running, requests)
         self.finished_req_ids = finished_req_ids
         self._previously_scheduled = previously_scheduled
         self._prefill_capacity_bound = prefill_capacity_bound
@@ -269,13 +273,12 @@ class Scheduler(StepUpdate):
         )
 
 
-def _restore_progress(
-    requests: list[Request], num_computed_tokens: list[int], was_prefill_chunk: list[bool]
+def _undo_advance(
+    requests: list[Request], counts: Iterable[int], was_prefill_chunk: list[bool]
 ) -> None:
-    for request, num_computed in zip(requests, num_computed_tokens, strict=True):
-        request.num_computed_tokens = num_computed
-    # As many as were changed.
-    for request, was_chunk in zip(requests, was_prefill_chunk, strict=False):
+    # As many requests as were advanced.
+    for request, num_new, was_chunk in zip(requests, counts, was_prefill_chunk, strict=False):
+        request.num_computed_tokens -= num_new
         request.is_prefill_chunk = was_chunk
 
 

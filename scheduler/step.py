@@ -59,35 +59,24 @@ class Step:
 
         Tokens of cached requests that are not in `previously_scheduled` are sent again.
         """
-        new_block_ids = self.new_block_ids
-        resumed_req_ids = self.resumed_req_ids
-        new = [
-            NewRequestData(
-                request.request_id,
-                request.prompt_token_ids,
-                (new_block_ids.pop(request.request_id),),
-                request.num_computed_tokens,
-            )
-            for request in self.admitted
-            if request.request_id not in resumed_req_ids
-        ]
-        cached = self.running + [
-            request for request in self.admitted if request.request_id in resumed_req_ids
-        ]
+        new, cached = self._new_and_cached()
         req_ids = [request.request_id for request in cached]
-        by_id = {request_id: (blocks,) for request_id, blocks in new_block_ids.items()}
         return SchedulerOutput(
             scheduled_new_reqs=new,
             scheduled_cached_reqs=CachedRequestData(
                 req_ids=req_ids,
-                resumed_req_ids=resumed_req_ids,
+                resumed_req_ids=self.resumed_req_ids,
                 new_token_ids=[],
-                all_token_ids={
-                    request.request_id: request.all_token_ids.copy()
-                    for request in cached
-                    if request.request_id not in previously_scheduled
-                },
-                new_block_ids=[by_id.get(request_id) for request_id in req_ids],
+                all_token_ids=(
+                    {}
+                    if previously_scheduled.issuperset(req_ids)
+                    else {
+                        request.request_id: request.all_token_ids
+                        for request in cached
+                        if request.request_id not in previously_scheduled
+                    }
+                ),
+                new_block_ids=self._new_block_ids(req_ids),
                 num_computed_tokens=[request.num_computed_tokens for request in cached],
                 num_output_tokens=[
                     request.num_output_tokens + request.num_output_placeholders
@@ -102,3 +91,28 @@ class Step:
             preempted_req_ids={request.request_id for request in self.preempted},
             num_spec_tokens_to_schedule=num_speculative_tokens,
         )
+
+    def _new_and_cached(self) -> tuple[list[NewRequestData], list[Request]]:
+        if not self.admitted:
+            return [], self.running
+        new, resumed = [], []
+        for request in self.admitted:
+            if request.request_id in self.resumed_req_ids:
+                resumed.append(request)
+            else:
+                block_ids = self.new_block_ids[request.request_id]
+                new.append(
+                    NewRequestData(
+                        request.request_id,
+                        request.prompt_token_ids,
+                        (block_ids,),
+                        request.num_computed_tokens,
+                    )
+                )
+        return new, self.running + resumed
+
+    def _new_block_ids(self, req_ids: list[str]) -> list[tuple[list[int], ...] | None]:
+        if not self.new_block_ids:
+            return [None] * len(req_ids)
+        block_ids = map(self.new_block_ids.get, req_ids)
+        return [None if blocks is None else (blocks,) for blocks in block_ids]

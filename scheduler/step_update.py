@@ -77,10 +77,15 @@ class StepUpdate(RequestPool):
     def _accept_tokens(
         self, request: Request, tokens: list[int]
     ) -> tuple[list[int], RequestStatus | None]:
+        """Take the tokens of a request in; those that count, and its status if one ends it."""
+        return self._append_tokens(request, tokens)
+
+    def _append_tokens(
+        self, request: Request, tokens: list[int]
+    ) -> tuple[list[int], RequestStatus | None]:
         """Append tokens up to the one that ends the request; these, and its status if it ends."""
         num_before = request.num_tokens
         for token in tokens:
-            request.all_token_ids.append(token)
             request.output_token_ids.append(token)
             request.num_output_tokens += 1
             request.num_tokens = num_tokens = request.num_tokens + 1
