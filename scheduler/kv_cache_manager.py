@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..reference.paging import num_blocks_for
 from .block_pool import BlockPool
 from .config import SchedulerConfig
-from .prefix_cache import PrefixCache, hash_full_blocks, pack_tokens, root_hash
+from .prefix_cache import PrefixCache, PrefixHasher, pack_tokens
 from .request import Request
 from .transaction import Transaction
 
@@ -36,16 +36,17 @@ class KVCacheManager:
     def hash_prompt(self, request: Request, packed_prompt: bytes) -> None:
         """Hash the blocks that the request's prompt fills, if prefix caching is on."""
         if self.prefix_cache is not None:
-            root = root_hash(request.cache_salt)
-            request.block_hashes = hash_full_blocks(packed_prompt, self.block_size, root)
+            request.prefix_hasher = PrefixHasher(self.block_size, request.cache_salt)
+            request.block_hashes = request.prefix_hasher.digests(packed_prompt)
 
     def hash_last_block(self, request: Request) -> None:
         """Hash the block that the request's latest token filled, if prefix caching is on."""
-        if self.prefix_cache is not None:
-            hashes = request.block_hashes
-            parent = hashes[-1] if hashes else root_hash(request.cache_salt)
+        if request.prefix_hasher is not None:
+            hasher, num_hashes = request.prefix_hasher, len(request.block_hashes)
+            self._transaction.record(_undo_hash, request, hasher, num_hashes)
+            request.prefix_hasher = hasher.copy()
             block = pack_tokens(request.last_token_ids(self.block_size))
-            hashes += hash_full_blocks(block, self.block_size, parent)
+            request.block_hashes += request.prefix_hasher.digests(block)
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """Cached blocks that a request can start from.
@@ -197,3 +198,8 @@ class KVCacheManager:
     def _undo_append(self, request: Request, num_blocks: int, due: int) -> None:
         del request.block_ids[num_blocks:]
         request.blocks_due_at = due
+
+
+def _undo_hash(request: Request, hasher: PrefixHasher, num_hashes: int) -> None:
+    request.prefix_hasher = hasher
+    del request.block_hashes[num_hashes:]

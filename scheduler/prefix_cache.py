@@ -8,7 +8,6 @@ from sys import byteorder
 
 from .transaction import Transaction
 
-_NO_SALT = bytes(32)
 _TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2 ** (8 * _TOKEN_BYTES - 1) - 1
 """Largest token id; tensors of token ids are int32."""
@@ -27,24 +26,40 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return data
 
 
-def hash_full_blocks(packed: bytes, block_size: int, parent: bytes) -> list[bytes]:
-    """Digests of the full blocks of packed tokens.
+class PrefixHasher:
+    """Digests of one request's blocks, each over all tokens up to the block's end.
 
-    A digest covers its block and, through `parent` (the digest before it, or `root_hash`),
-    everything in front of it. SHA-256, as in vLLM: equal digests stand for equal tokens, and no
-    prompt can be made up to hit the blocks of another, which Python's `hash` would allow.
+    SHA-256, as in vLLM: equal digests stand for equal prefixes, and no prompt can be made up to hit
+    the blocks of another, which Python's `hash` would allow. Requests of different salts share
+    nothing.
     """
-    stride = block_size * _TOKEN_BYTES
-    hashes = []
-    for start in range(0, len(packed) - stride + 1, stride):
-        parent = sha256(parent + packed[start : start + stride]).digest()
-        hashes.append(parent)
-    return hashes
 
+    __slots__ = ("_running", "_stride")
 
-def root_hash(cache_salt: str | None) -> bytes:
-    """Parent of a request's first block: requests of different salts share nothing."""
-    return sha256(cache_salt.encode()).digest() if cache_salt else _NO_SALT
+    def __init__(self, block_size: int, cache_salt: str | None) -> None:
+        self._stride = block_size * _TOKEN_BYTES
+        # As many bytes with a salt as without, or tokens could stand for a salt.
+        salt = sha256(cache_salt.encode()).digest() if cache_salt else bytes(32)
+        self._running = sha256(salt)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PrefixHasher":
+        return self.copy()
+
+    def copy(self) -> "PrefixHasher":
+        """A hasher that goes on from here on its own."""
+        other = PrefixHasher.__new__(PrefixHasher)
+        other._stride = self._stride
+        other._running = self._running.copy()
+        return other
+
+    def digests(self, packed: bytes) -> list[bytes]:
+        """Digests of the next full blocks of packed tokens; what is left over is not taken in."""
+        update, digest, stride = self._running.update, self._running.digest, self._stride
+        digests = []
+        for start in range(0, len(packed) - stride + 1, stride):
+            update(packed[start : start + stride])
+            digests.append(digest())
+        return digests
 
 
 class PrefixCache:

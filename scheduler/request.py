@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from .output import FinishReason
+from .prefix_cache import PrefixHasher
 
 
 class RequestStatus(IntEnum):
@@ -73,6 +74,7 @@ class Request:
         "num_prompt_tokens",
         "num_tokens",
         "output_token_ids",
+        "prefix_hasher",
         "priority",
         "prompt_token_ids",
         "request_id",
@@ -136,6 +138,7 @@ class Request:
         # KV cache, written by KVCacheManager alone.
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
+        self.prefix_hasher: PrefixHasher | None = None
         self.num_cached_blocks = 0
         self.blocks_due_at = 0
 

@@ -105,7 +105,6 @@ class StepUpdate(RequestPool):
             touched, num_tokens, num_placeholders, strict=False
         ):
             request.truncate(count)
-            del request.block_hashes[count // self.block_size :]
             request.num_output_placeholders = placeholders
 
 
