@@ -24,6 +24,7 @@ from segattn.scheduler import (
     SchedulerState,
 )
 from segattn.scheduler.admission import Admission
+from segattn.scheduler.prefix_cache import pack_tokens
 
 from .engine import Engine, neuron, prompt
 
@@ -289,7 +290,7 @@ def test_a_block_that_is_handed_out_again_loses_its_hash() -> None:
         (Request("C", [*prompt(8), 99], 1), 0),
         (Request("D", [*prompt(8, 11), 99], 1), 2),
     ):
-        cache.update_block_hashes(request)
+        cache.hash_prompt(request, pack_tokens(request.prompt_token_ids))
         assert len(cache.get_computed_blocks(request)) == num_hits
 
 
