@@ -12,6 +12,7 @@ from ..dtypes import FP8, Array
 from ..errors import NkiValidationError
 from ..layout import Layout
 from ..regions import PSUM_BANK_BYTES
+from ..storage import Storage, View
 from ..strict import violation
 from ..tensor import NkiTensor
 from .elementwise import signature
@@ -113,6 +114,7 @@ def _accumulate(
     storage = dst.storage
     if storage.watch is not None:
         storage.watch.before_write(storage, view, me)
+    _check_bank(me, storage, view)
     psum = storage.psum
     assert psum is not None
     out = view.array
@@ -146,6 +148,17 @@ def _accumulate(
     if not view.known:
         storage.note_write(view)
     psum.add_group(view, storage)
+
+
+def _check_bank(me: str, storage: Storage, view: View) -> None:
+    """A matmul writes inside one bank. Not part of the plan: it depends on the address."""
+    layout = view.layout
+    first = (storage.first_byte + layout.free_byte(view.offset)) % PSUM_BANK_BYTES
+    if first + layout.span > PSUM_BANK_BYTES:
+        raise NkiValidationError(
+            f"{me}: dst {storage.name!r} spans bytes {first}..{first + layout.span - 1} from the "
+            f"start of its PSUM bank; a matmul writes one bank of {PSUM_BANK_BYTES} bytes"
+        )
 
 
 def _plan(
@@ -203,13 +216,6 @@ def _plan(
         raise NkiValidationError(
             f"{me}: dst has shape {out.shape}; needed [{m}, {n}] from stationary {left.shape} and "
             f"moving {right.shape}"
-        )
-    first = dst.access.offset % PSUM_BANK_BYTES
-    span = 1 + sum((k - 1) * s for k, s in zip(out.shape[1:], out.np_strides[1:], strict=True))
-    if first + span > PSUM_BANK_BYTES:
-        raise NkiValidationError(
-            f"{me}: dst {dst.name!r} spans bytes {first}..{first + span + out.itemsize - 2} from "
-            f"the start of its PSUM bank; a matmul writes one bank of {PSUM_BANK_BYTES} bytes"
         )
     return MatmulPlan(left.partitions, m, n, double, (rows, columns))
 
