@@ -48,7 +48,7 @@ class Engine:
         *,
         policy: NeuronPolicy | None = None,
         decode_context_length_buckets: Sequence[int] = (),
-        kv_segment_size: int = 2048,
+        kv_segment_size: int = 512,
         keep_logits: bool = False,
     ) -> None:
         """Allocate the cache and derive the compile plan.
