@@ -128,10 +128,8 @@ def _erf_dx(x: Array) -> Array:
 
 
 def _sin(x: Array) -> Array:
-    """Exact inside [-pi, pi]; outside, the cubic that the last segment extrapolates.
-
-    The cubic is the Taylor polynomial of sin at the segment end, which gives sin(9.0) = 30.5;
-    the documentation quotes about 27.65 from the unpublished fit.
+    """Exact inside [-pi, pi]; outside, the cubic that the last segment extrapolates: the Taylor
+    polynomial of sin at +-pi, which gives the documented sin(9.0) = 27.65.
     """
     end = np.copysign(pi, x)
     d = x - end
