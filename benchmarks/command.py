@@ -8,8 +8,14 @@ BENCHMARKS = {
     "kernels": Command(
         "benchmarks.kernels:main", "attention kernels: modelled, or measured with --backend device"
     ),
+    "attention_cte": Command(
+        "benchmarks.attention_cte:main", "AWS's public prefill kernel beside ours, both modelled"
+    ),
     "microbenchmarks": Command(
         "benchmarks.microbenchmark_command:main", "open constants of the cost model, on a device"
+    ),
+    "plots": Command(
+        "benchmarks.kernel_plots:main", "roofline, time against prior, engine timeline as pictures"
     ),
     "calibration": Command(
         "benchmarks.calibration:main", "the cost model against published measurements"

@@ -1,0 +1,110 @@
+"""`segattn bench plots RESULTS.json`: pictures from a results file, never from memory.
+
+roofline.png: model FLOP/s of every row against its arithmetic intensity; prior.png: modelled time
+against the prior length; timeline.png: what each engine does in a Perfetto file of one launch.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..reference.nki.cost.constants import BASE
+from ..runner.extras import MissingExtraError
+
+try:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise MissingExtraError("matplotlib", "plot") from error
+
+TERA = 1e3
+"""FLOP per ns in a TFLOP per s."""
+
+
+def _finish(figure: Figure, axes: Axes, path: Path, title: str) -> None:
+    axes.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)
+    print(path)
+
+
+def roofline(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Attained TFLOP/s of one core against FLOPs per byte of the problem, with both roofs."""
+    figure, axes = plt.subplots(figsize=(8, 5))
+    peak, rate = BASE.peak_flops_per_ns / TERA, BASE.hbm_rate / TERA
+    ridge = peak / rate
+    intensity = [2.0**k for k in range(-1, 15)]
+    axes.plot(intensity, [min(peak, i * rate) for i in intensity], color="black")
+    axes.axvline(ridge, color="grey", linewidth=0.5)
+    for row in rows:
+        if row["model_flops"]:
+            x = row["model_flops"] / row["model_bytes"]
+            ns = row["us"]["base"] * 1e3
+            axes.plot(x, row["model_flops"] / ns / TERA, "o", markersize=4)
+            axes.annotate(row["label"], (x, row["model_flops"] / ns / TERA), fontsize=6)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOPs of the problem per byte that must cross HBM")
+    axes.set_ylabel("TFLOP/s of one core (modelled)")
+    _finish(figure, axes, path, "Roofline of one trn2 core, bf16; points modelled, base constants")
+
+
+def time_against_prior(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Modelled time against the prior length, one line per chunk length and heads."""
+    figure, axes = plt.subplots(figsize=(8, 5))
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        lengths, _, heads = row["label"].partition(", ")
+        if "/" in lengths and "(" not in lengths:
+            chunk, prior = (int(n) for n in lengths.split("/"))
+            lines.setdefault(f"S={chunk}, {heads}", []).append((prior, row["us"]["base"]))
+    for name, points in sorted(lines.items()):
+        points.sort()
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set_xlabel("prior tokens")
+    axes.set_ylabel("us (modelled)")
+    axes.legend(fontsize=7)
+    _finish(figure, axes, path, "Time of one call, one core, modelled with base constants")
+
+
+def engine_timeline(perfetto: dict[str, Any], path: Path) -> None:
+    """Busy spans of each engine and queue of a Perfetto file."""
+    events = perfetto["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    figure, axes = plt.subplots(figsize=(12, 0.4 * len(names) + 1))
+    for height, track in enumerate(sorted(names, reverse=True)):
+        spans = [
+            (e["ts"], e["dur"]) for e in events if e["ph"] == "X" and track == (e["pid"], e["tid"])
+        ]
+        axes.broken_barh(spans, (height - 0.4, 0.8), color=f"C{height % 10}")
+    axes.set_yticks(range(len(names)))
+    axes.set_yticklabels([f"{core} {names[core, t]}" for core, t in sorted(names, reverse=True)])
+    axes.set_xlabel("us (modelled)")
+    _finish(figure, axes, path, f"{perfetto['otherData']['kernel']}: engine timeline, modelled")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options of the command."""
+    made = argparse.ArgumentParser("segattn bench plots", description=__doc__)
+    made.add_argument("results", type=Path, help="file of `segattn bench kernels --json`")
+    made.add_argument("--timeline", type=Path, help="a file of `segattn bench kernels --perfetto`")
+    made.add_argument("--out", type=Path, default=Path("plots"), help="folder for the pictures")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line."""
+    options = parser().parse_args(argv)
+    rows = json.loads(options.results.read_text())["rows"]
+    options.out.mkdir(parents=True, exist_ok=True)
+    roofline(rows, options.out / "roofline.png")
+    time_against_prior(rows, options.out / "prior.png")
+    if options.timeline:
+        engine_timeline(json.loads(options.timeline.read_text()), options.out / "timeline.png")
+    return 0

@@ -1,0 +1,72 @@
+"""`segattn bench kernels` in its modelled form: numbers, table, files and pictures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from segattn.benchmarks import kernels
+from segattn.benchmarks.command import main
+from segattn.benchmarks.modelled import COLUMNS, model, public_functions, record
+from segattn.benchmarks.targets import TARGETS, Target
+from segattn.benchmarks.workloads import CacheWrite, Decode, Prefill
+from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.nki.trace import Dma
+
+SMALL = (
+    Target(Prefill(128, 256, q_heads=2), 0.0),
+    Target(Decode(2, 128), 0.0, "hbm"),
+    Target(CacheWrite(128, kv_heads=2), 0.9, "hbm"),
+)
+
+
+def test_a_modelled_row_has_every_column_and_counts_the_problem() -> None:
+    work = Prefill(128, 256, q_heads=2)
+    launches = record(work, public_functions())
+    modelled, results = model(work, launches)
+    assert set(modelled.us) == set(COLUMNS)
+    assert modelled.us["base"] == pytest.approx(sum(r.modelled_us for r in results))
+    assert modelled.us["optimistic"] < modelled.us["base"] < modelled.us["derated"]
+    assert modelled.us["act224"] >= modelled.us["base"] >= modelled.us["ideal"]
+    assert modelled.us["pessimistic"] > modelled.us["base"]
+    expected = work.model_flops / BASE.peak_flops_per_ns / (1e3 * modelled.us["base"])
+    assert modelled.mfu() == pytest.approx(expected)
+
+
+def test_a_cache_write_moves_the_bytes_of_the_problem_and_little_more() -> None:
+    work = CacheWrite(256, kv_heads=2)
+    launches = record(work, public_functions())
+    moved = sum(
+        sum(a.nbytes for a in (*r.writes[:1], *r.reads[:1]) if a.buffer == "hbm")
+        for launch in launches
+        for r in launch.records
+        if isinstance(r, Dma)
+    )
+    assert work.model_bytes <= moved <= 1.1 * work.model_bytes
+
+
+def test_the_command_prints_the_table_and_writes_results_timelines_and_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels, "TARGETS", SMALL)
+    results, timelines, plots = tmp_path / "r.json", tmp_path / "timelines", tmp_path / "plots"
+    arguments = ["--json", str(results), "--perfetto", str(timelines), "--stalls", "2"]
+    assert main(["kernels", *arguments]) == 1  # the cache write misses its target
+    printed = capsys.readouterr().out
+    assert "All numbers are modelled, none measured" in printed
+    assert "Longest stalls (modelled)" in printed
+    rows = json.loads(results.read_text())["rows"]
+    assert [row["label"] for row in rows] == [t.workload.label for t in SMALL]
+    timeline = sorted(timelines.iterdir())[0]
+    command = ["plots", str(results), "--timeline", str(timeline), "--out", str(plots)]
+    assert main(command) == 0
+    pictures = {p.name: p.stat().st_size for p in plots.iterdir()}
+    assert set(pictures) == {"roofline.png", "prior.png", "timeline.png"}
+    assert min(pictures.values()) > 5000
+
+
+def test_a_filter_that_selects_nothing_names_the_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["kernels", "--only", "4096/77"]) == 2
+    assert TARGETS[0].workload.label in capsys.readouterr().err
