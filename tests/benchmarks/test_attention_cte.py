@@ -1,0 +1,75 @@
+"""The side-by-side with AWS's public kernel, tested with a stand-in of the same call."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segattn.benchmarks.attention_cte import comparison_rows, dense_ms, load_kernel, prefill_times
+from segattn.benchmarks.command import main
+from segattn.benchmarks.workloads import Prefill
+from segattn.reference import nki
+from segattn.reference.nki import isa as nisa
+from segattn.reference.nki import language as nl
+
+calls: list[dict[str, Any]] = []
+
+
+@nki.jit
+def stand_in(
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    causal_mask: bool,
+    tp_q: bool,
+    tp_k: bool,
+    k_prior: nl.NkiTensor | None = None,
+    v_prior: nl.NkiTensor | None = None,
+    prior_used_len: nl.NkiTensor | None = None,
+) -> nl.NkiTensor:
+    """Transposes one tile of q on chip and stores it."""
+    prior = None if k_prior is None else k_prior.shape
+    calls.append({"q": q.shape, "k": k.shape, "prior": prior, "causal": causal_mask})
+    out = nl.ndarray((128, 128), dtype=q.dtype, buffer=nl.shared_hbm)
+    rows = nl.ndarray((128, 128), dtype=q.dtype, buffer=nl.sbuf)
+    columns = nl.ndarray((128, 128), dtype=q.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=q.ap([[128, 128], [1, 128]]))
+    nisa.dma_transpose(dst=columns, src=rows)
+    nisa.dma_copy(dst=out, src=columns)
+    return out
+
+
+def test_the_peer_gets_the_shape_of_the_workload_and_is_modelled_at_both_transpose_rates() -> None:
+    calls.clear()
+    times = prefill_times(stand_in, Prefill(128, 256, q_heads=2))
+    assert calls == [
+        {"q": (2, 128, 128), "k": (1, 128, 128), "prior": (1, 256, 128), "causal": True}
+    ]
+    assert set(times.us) == {"base", "tp50", "ideal"}
+    # 32 KiB at 36 and at 50 % of 368 B/ns.
+    gained = 32768 / 368 * (1 / 0.36 - 1 / 0.5) / 1e3
+    assert times.us["base"] - times.us["tp50"] == pytest.approx(gained)
+    assert times.num_instructions == 3
+
+
+def test_the_published_shape_runs_dense_on_two_cores() -> None:
+    calls.clear()
+    ms = dense_ms(stand_in, 1, 128, 256)
+    assert ms > 0
+    assert calls == 2 * [{"q": (1, 128, 128), "k": (1, 256, 128), "prior": None, "causal": False}]
+
+
+def test_rows_are_the_prefill_targets_that_the_peer_supports() -> None:
+    labels = {work.label for work in comparison_rows("")}
+    assert "2048/8192, 4x128" in labels
+    assert "2048/8193, 4x128" not in labels
+    assert {work.label for work in comparison_rows("512/8192, 1")} == {"512/8192, 1x128"}
+
+
+def test_a_folder_that_is_no_checkout_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="--nki-library is"):
+        load_kernel(tmp_path)
+    assert main(["attention_cte", "--nki-library", str(tmp_path)]) == 2
+    assert "attention_cte.py" in capsys.readouterr().err
