@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import Array, cast, dtype_name, sentinel
+from .dtypes import NUMPY, Array, cast, dtype_name, sentinel
 from .errors import NkiValidationError
 from .layout import row_major
 from .regions import SHARED_HBM, MemoryRegion
@@ -67,7 +67,7 @@ class Arguments:
         shape = array.shape or (1,)
         if 0 in shape:
             raise NkiValidationError(f"argument {name!r} has shape {array.shape}: no elements")
-        flat = np.ascontiguousarray(array).reshape(-1)
+        flat = np.ascontiguousarray(array, dtype=NUMPY[dtype]).reshape(-1)
         storage = Storage(self.region, flat.view(np.uint8), flat.nbytes, name=name, written=True)
         if not array.flags.writeable and np.may_share_memory(flat, array):
             storage.watch = _CopyOnWrite()
@@ -78,7 +78,7 @@ class Arguments:
         """Give written copies of non-contiguous writable arrays back to the caller."""
         for storage, _, array in self.tensors:
             if storage.version and array.flags.writeable:
-                flat = storage.buffer.view(array.dtype)
+                flat = storage.buffer.view(NUMPY[dtype_name(array.dtype)])
                 if not np.may_share_memory(flat, array):
                     array[...] = flat.reshape(array.shape)
 

@@ -48,15 +48,20 @@ class Core:
             found = self.arenas[region] = Arena(region)
         return found
 
-    def new_tile(self, region: MemoryRegion, partitions: int, row_bytes: int, name: str) -> Storage:
-        """An on-chip tile that the allocator may place anywhere."""
+    def new_tile(
+        self, region: MemoryRegion, partitions: int, row_bytes: int, name: str, stored_bytes: int
+    ) -> Storage:
+        """An on-chip tile that the allocator may place anywhere.
+
+        `row_bytes` per partition count for capacity, `stored_bytes` are kept (NKI_PRECISE_FP).
+        """
         storage = Storage(
             region,
-            np.empty(partitions * row_bytes, np.uint8),
-            partitions * row_bytes,
+            np.empty(partitions * stored_bytes, np.uint8),
+            partitions * stored_bytes,
             name=name,
-            row_bytes=row_bytes,
-            pitch=row_bytes,
+            row_bytes=stored_bytes,
+            pitch=stored_bytes,
         )
         storage.use = Use(row_bytes, name, kernel_line())
         self.uses[region].append(storage.use)

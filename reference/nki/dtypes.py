@@ -6,6 +6,7 @@ integer by rounding to nearest even and saturating (NKI 0.6.0 release notes).
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import ml_dtypes
@@ -39,7 +40,21 @@ _ALIASES: Final = {"bool": "bool_", "float8e4": "float8_e4m3", "float8e5": "floa
 FLOATS: Final = frozenset(name for name in NUMPY if "float" in name)
 INTEGERS: Final = frozenset(NUMPY) - FLOATS
 WIDE_INTEGERS: Final = frozenset({"int32", "uint32"})
+DEVICE_ITEMSIZE: Final[dict[str, int]] = {name: dtype.itemsize for name, dtype in NUMPY.items()}
+"""Bytes of an element on the device."""
+
+PRECISE: Final = os.environ.get("NKI_PRECISE_FP", "1") != "0"
+"""NKI_PRECISE_FP=0 stores low-precision floats as float32, without their rounding. Sizes and
+limits stay those of the device; reinterpreting such bits and tiles that share an address do not
+work then. Read once, at import.
+"""
+LOW_PRECISION: Final = frozenset(
+    {"float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"}
+)
+if not PRECISE:
+    NUMPY.update(dict.fromkeys(LOW_PRECISION, np.dtype(np.float32)))
 ITEMSIZE: Final[dict[str, int]] = {name: dtype.itemsize for name, dtype in NUMPY.items()}
+"""Bytes of an element in the interpreter."""
 FP8: Final = frozenset({"float8_e4m3", "float8_e4m3fn", "float8_e5m2"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .dtypes import ITEMSIZE, dtype_name
+from .dtypes import ITEMSIZE, LOW_PRECISION, PRECISE, dtype_name
 from .errors import NkiValidationError
 
 if TYPE_CHECKING:
@@ -231,6 +231,10 @@ def reinterpret(t: NkiTensor, dtype: str) -> NkiTensor:
     from .tensor import handle
 
     dtype = dtype_name(dtype)
+    if not PRECISE and dtype != t.dtype and LOW_PRECISION & {dtype, t.dtype}:
+        raise NkiValidationError(
+            f"view({dtype}) of {t.dtype}: NKI_PRECISE_FP=0 keeps no bits of low-precision floats"
+        )
     old, new = t.v.layout.itemsize, ITEMSIZE[dtype]
     if t.dynamic is not None and not t.dynamic.vector:
         raise NkiValidationError("view(dtype) after a dynamic select; reinterpret before it")

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from .. import trace
 from ..core import current
+from ..dtypes import DEVICE_ITEMSIZE
 from ..errors import NkiValidationError
 from ..lnc import NUM_RANKS, _PairedCore
 from ..records import Engine
@@ -80,10 +81,11 @@ def _check_sendrecv(
             raise NkiValidationError(f"{me}: {label} {rank!r}; allowed: 0, 1")
     if not isinstance(mover, dma_engine):
         raise NkiValidationError(f"{me}: dma_engine {mover!r}; allowed: dma, gpsimd_dma")
-    limit = _GPSIMD_BYTES[source.itemsize]
-    if mover is _GPSIMD_DMA and source.free * source.itemsize > limit:
+    itemsize = DEVICE_ITEMSIZE[source.dtype]
+    limit = _GPSIMD_BYTES[itemsize]
+    if mover is _GPSIMD_DMA and source.free * itemsize > limit:
         raise NkiValidationError(
-            f"{me}: {source.free * source.itemsize} bytes per partition of {source.dtype}; limit "
+            f"{me}: {source.free * itemsize} bytes per partition of {source.dtype}; limit "
             f"{limit} with dma_engine.gpsimd_dma"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..access_pattern import out_of_bounds, resolve
+from ..dtypes import DEVICE_ITEMSIZE
 from ..errors import NkiValidationError
 from ..regions import HBM, SBUF
 from ..tensor import NkiTensor
@@ -118,9 +119,10 @@ def _check_elements(me: str, src: NkiTensor) -> None:
         raise NkiValidationError(
             f"{me}: src has last dimension {src.shape[-1]}; limit {MAX_LAST_DIM}"
         )
-    if src.v.layout.itemsize != 2:
+    if DEVICE_ITEMSIZE[src.dtype] != 2:
         raise NkiValidationError(
-            f"{me}: src has dtype {src.dtype} ({src.v.layout.itemsize} bytes); allowed: 2 bytes"
+            f"{me}: src has dtype {src.dtype} ({DEVICE_ITEMSIZE[src.dtype]} bytes); "
+            "allowed: 2 bytes"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from ..core import current
-from ..dtypes import FLOATS, ITEMSIZE, Array, cast, dtype_name
+from ..dtypes import DEVICE_ITEMSIZE, FLOATS, ITEMSIZE, PRECISE, Array, cast, dtype_name
 from ..errors import NkiValidationError
 from ..indexing import DynamicSlice
 from ..isa.copies import memset
@@ -88,7 +88,7 @@ def _allocate(
             raise NkiValidationError("nl.ndarray: address goes with on-chip buffers only")
         storage = current().new_hbm(buffer, prod(sizes) * itemsize, name, (sizes, dtype))
     else:
-        storage = _on_chip(sizes, itemsize, buffer, name, address)
+        storage = _on_chip(sizes, dtype, buffer, name, address)
     return handle(storage, storage.view(dtype, sizes, row_major(sizes), 0))
 
 
@@ -97,14 +97,15 @@ ndarray.__signature__ = inspect.signature(_allocate)  # type: ignore[attr-define
 
 def _on_chip(
     shape: tuple[int, ...],
-    itemsize: int,
+    dtype: str,
     buffer: MemoryRegion,
     name: str,
     address: tuple[int, int] | None,
 ) -> Storage:
     if len(shape) < 2:
         shape = (*shape, 1)
-    partitions, row_bytes = shape[0], prod(shape[1:]) * itemsize
+    partitions, free = shape[0], prod(shape[1:])
+    row_bytes = free * DEVICE_ITEMSIZE[dtype]
     where = f"nl.ndarray: {buffer.value} tile {name!r} of shape {shape}"
     if partitions > NUM_PARTITIONS:
         raise NkiValidationError(f"{where}: {partitions} partitions; limit {NUM_PARTITIONS}")
@@ -112,12 +113,14 @@ def _on_chip(
     if row_bytes > limit:
         raise NkiValidationError(f"{where}: {row_bytes} bytes per partition; limit {limit}")
     core = current()
-    if address is None:
-        return core.new_tile(buffer, partitions, row_bytes, name)
-    start, byte = address
-    return core.arena(buffer).tile(
-        partitions, row_bytes, (start.__index__(), byte.__index__()), name
-    )
+    if address is not None:
+        start, byte = address
+        placed = core.arena(buffer).tile(
+            partitions, row_bytes, (start.__index__(), byte.__index__()), name
+        )
+        if PRECISE:
+            return placed
+    return core.new_tile(buffer, partitions, row_bytes, name, free * ITEMSIZE[dtype])
 
 
 def full(

@@ -1,0 +1,295 @@
+"""Launching kernels: arguments, results, registers and loops, prints and constants."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from segattn.reference import nki
+from segattn.reference.nki.errors import NkiValidationError, NkiWarning, UninitializedReadError
+
+# the tests pass wrong types on purpose
+nl: Any = nki.language
+nisa: Any = nki.isa
+
+
+@nki.jit
+def double_kernel(a: Any, factor: Any = 2.0) -> Any:
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(a)
+    nisa.tensor_scalar(tile, tile, nl.multiply, factor)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+def test_simulate_and_direct_calls_give_the_same_and_keywords_work() -> None:
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(double_kernel(x), 2 * x)
+    np.testing.assert_array_equal(nki.simulate(double_kernel)(x, factor=3.0), 3 * x)
+    np.testing.assert_array_equal(nki.simulate(double_kernel.function)(a=x), 2 * x)
+
+
+def test_a_kernel_called_inside_a_kernel_is_a_plain_call() -> None:
+    @nki.jit
+    def outer(a: Any) -> Any:
+        return double_kernel(double_kernel(a))
+
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(outer(x), 4 * x)
+
+
+def test_arrays_inside_tuples_and_dicts_are_bound_and_returned() -> None:
+    @nki.jit
+    def kernel(pair: Any, named: Any) -> Any:
+        return {"sum": double_kernel(pair[0]), "all": (double_kernel(named["b"]), 5)}
+
+    x = np.ones((2, 4), np.float32)
+    got = kernel((x, None), {"b": 3 * x})
+    np.testing.assert_array_equal(got["sum"], 2 * x)
+    np.testing.assert_array_equal(got["all"][0], 6 * x)
+    assert got["all"][1] == 5
+
+
+@nki.jit
+def fill_kernel(a: Any) -> Any:
+    nisa.dma_copy(a, nl.full(a.shape, 9.0, dtype=a.dtype))
+    return a
+
+
+def test_a_view_that_is_not_contiguous_is_copied_in_and_back() -> None:
+    base = np.zeros((4, 6), np.float32)
+    view = base[:, ::2]
+    assert fill_kernel(view) is view
+    np.testing.assert_array_equal(base, np.tile([9, 0], (4, 3)))
+
+
+def test_a_read_only_array_is_left_alone() -> None:
+    x = np.zeros((4, 6), np.float32)
+    x.flags.writeable = False
+    np.testing.assert_array_equal(fill_kernel(x), np.full((4, 6), 9))
+    np.testing.assert_array_equal(x, 0)
+
+
+def test_an_empty_array_and_a_scalar_array() -> None:
+    np.testing.assert_array_equal(fill_kernel(np.zeros((1, 1), np.float32)), [[9]])
+    with pytest.raises(NkiValidationError, match=r"argument 'a' has shape \(0, 3\)"):
+        fill_kernel(np.zeros((0, 3), np.float32))
+
+
+def test_the_state_of_a_failed_launch_does_not_leak_into_the_next() -> None:
+    @nki.jit
+    def broken(a: Any) -> None:
+        nisa.tensor_copy(a, a)
+
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(NkiValidationError):
+        broken(x)
+    np.testing.assert_array_equal(double_kernel(x), 2 * x)
+
+
+def test_fori_loop_counts_with_run_time_bounds_and_a_step() -> None:
+    seen: list[int] = []
+
+    @nki.jit
+    def kernel(bounds: Any) -> None:
+        low, high = nisa.register_alloc(), nisa.register_alloc()
+        tile = nl.load(bounds)
+        nisa.register_load(low, tile[0:1, 0:1])
+        nisa.register_load(high, tile[0:1, 1:2])
+        nl.fori_loop(low, high, lambda i: seen.append(int(i)), step=3)
+
+    kernel(np.array([[2, 12]], np.int32))
+    assert seen == [2, 5, 8, 11]
+    seen.clear()
+    kernel(np.array([[5, 5]], np.int32))
+    assert seen == []
+
+
+def test_the_induction_register_is_read_only() -> None:
+    @nki.jit
+    def kernel() -> None:
+        nl.fori_loop(0, 2, lambda i: nisa.register_move(i, 5))
+
+    with pytest.raises(NkiValidationError, match="the induction register of a loop"):
+        kernel()
+
+
+def test_while_loop_runs_until_its_register_is_zero() -> None:
+    seen: list[int] = []
+
+    @nki.jit
+    def kernel(start: Any) -> None:
+        count = nl.load(start)
+        one = nl.ones((1, 1), dtype=nl.int32)
+        condition = nisa.register_alloc()
+        nisa.register_load(condition, count)
+
+        def body(r: Any) -> Any:
+            seen.append(int(r))
+            nisa.tensor_tensor(count, count, one, nl.subtract)
+            nisa.register_load(r, count)
+            return r
+
+        nl.while_loop(condition, body)
+
+    kernel(np.array([[3]], np.int32))
+    kernel(np.array([[0]], np.int32))
+    assert seen == [3, 2, 1]
+
+
+def test_registers_move_store_and_wrap_to_32_bits() -> None:
+    @nki.jit
+    def kernel() -> Any:
+        out = nl.ndarray((1, 3), dtype=nl.int32, buffer=nl.shared_hbm)
+        a, b = nisa.register_alloc(7), nisa.register_alloc()
+        nisa.register_move(b, a)
+        nisa.register_store(out[:, 0], b)
+        nisa.register_store(out[:, 1], a + 5)
+        nisa.register_move(a, 2**31)
+        nisa.register_store(out[:, 2], a)
+        return out
+
+    np.testing.assert_array_equal(kernel(), [[7, 12, -(2**31)]])
+
+
+def test_an_unset_register_cannot_be_read() -> None:
+    @nki.jit
+    def kernel() -> None:
+        nisa.register_move(nisa.register_alloc(), nisa.register_alloc())
+
+    with pytest.raises(UninitializedReadError, match="a register is read before"):
+        kernel()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (lambda: nl.fori_loop(0, 3, lambda i: i), "the body returned a value"),
+        (lambda: nl.fori_loop(0, 3, print, step=0), "step 0; allowed: >= 1"),
+        (lambda: nl.fori_loop(0, nl.zeros((1, 1), nl.int32), print), "upper is NkiTensor"),
+        (lambda: nl.static_range(nisa.register_alloc(3)), "start is a register; use nl.fori_loop"),
+        (lambda: nisa.register_alloc(1.5), "x is float; allowed: None or an integer"),
+        (lambda: nisa.register_load(3, nl.zeros((1, 1), nl.int32)), "operand dst is int"),
+        (
+            lambda: nisa.register_load(nisa.register_alloc(), nl.zeros((2, 1), nl.int32)),
+            "must be a tensor with one element",
+        ),
+    ],
+)
+def test_loops_and_registers_refuse_what_the_device_cannot_run(body: Any, text: str) -> None:
+    @nki.jit
+    def kernel() -> None:
+        body()
+
+    with pytest.raises(NkiValidationError, match=text):
+        kernel()
+
+
+def test_a_dynamic_loop_inside_no_reorder_is_refused() -> None:
+    @nki.jit
+    def kernel() -> None:
+        with nl.no_reorder():
+            for _ in nl.static_range(2):
+                nl.zeros((1, 1), dtype=nl.float32)
+            nl.fori_loop(0, 1, lambda i: None)
+
+    with pytest.raises(NkiValidationError, match=r"inside nl\.no_reorder"):
+        kernel()
+
+
+def test_deprecated_loops_still_run_and_can_be_reported() -> None:
+    @nki.jit
+    def kernel() -> Any:
+        dynamic = [int(i) for i in nl.dynamic_range(1, nisa.register_alloc(6), 2)]
+        return dynamic, list(nl.affine_range(3)), list(nl.sequential_range(1, 3))
+
+    assert kernel() == ([1, 3, 5], [0, 1, 2], [1, 2])
+    with nki.strict(deprecated="warn"), pytest.warns(NkiWarning) as caught:
+        kernel()
+    assert [str(w.message).partition(" is")[0] for w in caught] == [
+        "nl.dynamic_range",
+        "nl.affine_range",
+        "nl.sequential_range",
+    ]
+
+
+def test_device_print_shows_prefix_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    @nki.jit
+    def kernel(a: Any) -> None:
+        tile = nl.load(a)
+        nl.device_print("tile:", tile)
+        print(tile[0:1])
+
+    kernel(np.array([[1.5, 2.5]], np.float32))
+    out = capsys.readouterr().out
+    assert out.startswith("tile: [[1.5 2.5]]")
+    assert "(1, 2), float32, sbuf)\n[[1.5 2.5]]" in out
+
+
+def test_constants_and_identities(tmp_path: Any) -> None:
+    table = np.arange(6, dtype=np.int32).reshape(2, 3)
+    np.save(tmp_path / "table.npy", table)
+
+    @nki.jit
+    def kernel() -> Any:
+        first, second = nl.shared_constant(table), nl.shared_constant(str(tmp_path / "table.npy"))
+        identity = nl.shared_identity_matrix(4, dtype=nl.bfloat16)
+        assert nl.shared_identity_matrix(4, dtype=nl.bfloat16).storage is identity.storage
+        out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, identity)
+        return first, second, out
+
+    first, second, identity = kernel()
+    np.testing.assert_array_equal(first, table)
+    np.testing.assert_array_equal(second, table)
+    np.testing.assert_array_equal(identity, np.eye(4))
+
+
+def test_creation_functions_fill_and_copy_shapes() -> None:
+    @nki.jit
+    def kernel() -> Any:
+        like = nl.full((2, 3), 1.5, dtype=nl.bfloat16, buffer=nl.shared_hbm)
+        zeros, ones = nl.zeros_like(like), nl.ones((2, 3), nl.int8, nl.shared_hbm)
+        empty = nl.empty_like(like, dtype=nl.float16, buffer=nl.sbuf)
+        assert (empty.shape, empty.dtype, empty.buffer) == ((2, 3), "float16", nl.sbuf)
+        return like, zeros, ones
+
+    like, zeros, ones = kernel()
+    assert (like == 1.5).all()
+    assert (zeros == 0).all()
+    assert (ones == 1).all()
+
+
+def test_nki_objects_are_built_as_the_compiler_evaluates_them() -> None:
+    @dataclass
+    class Sizes(nl.NKIObject):
+        rows: int
+        columns: int
+        total = 0
+
+    sizes: Any = Sizes
+    made = sizes(rows=3, total=5)
+    assert (made.rows, made.columns, made.total) == (3, None, 5)
+    plain = nl.NKIObject
+    assert plain() is not None
+
+
+def test_instructions_return_handles_that_order_others() -> None:
+    @nki.jit
+    def kernel() -> None:
+        tile = nl.ndarray((2, 2), dtype=nl.float32)
+        first = nisa.memset(tile, 0.0)
+        second = nisa.memset(tile, 1.0)
+        assert second.depends_on(first) is second
+        with pytest.raises(TypeError, match="no instruction handle"):
+            second.depends_on(tile)
+
+    kernel()
+
+
+def test_an_unknown_keyword_is_an_error() -> None:
+    with pytest.raises(TypeError, match="fraktor"):
+        double_kernel(np.ones((2, 2), np.float32), fraktor=2.0)
+    with pytest.raises(NkiValidationError, match="platform_target"):
+        nki.jit(platform_target="trn1")
