@@ -213,7 +213,5 @@ def test_reading_hbm_that_nothing_wrote_is_reported() -> None:
         nisa.dma_copy(_tile(4, 8), hbm[0:4])
         nisa.dma_copy(_tile(4, 8), hbm[2:6])
 
-    with pytest.raises(
-        NkiValidationError, match=r"'scratch' .* 16 of 32 elements that nothing has"
-    ):
+    with pytest.raises(NkiValidationError, match=r"'scratch' .* 16 of 32 elements that"):
         _on(body, X)

@@ -263,7 +263,7 @@ def test_creation_functions_fill_and_copy_shapes() -> None:
 
 def test_nki_objects_are_built_as_the_compiler_evaluates_them() -> None:
     @dataclass
-    class Sizes(nl.NKIObject):
+    class Sizes(nki.language.NKIObject):
         rows: int
         columns: int
         total = 0
@@ -271,8 +271,12 @@ def test_nki_objects_are_built_as_the_compiler_evaluates_them() -> None:
     sizes: Any = Sizes
     made = sizes(rows=3, total=5)
     assert (made.rows, made.columns, made.total) == (3, None, 5)
-    plain = nl.NKIObject
-    assert plain() is not None
+
+    class Config(nki.language.NKIObject):
+        pass
+
+    config: Any = Config(width=4)
+    assert config.width == 4
 
 
 def test_instructions_return_handles_that_order_others() -> None:
