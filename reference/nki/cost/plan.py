@@ -79,15 +79,11 @@ def _quadrants(record: Instruction) -> tuple[int, ...]:
     )
 
 
-def _banks(accesses: Iterable[Access]) -> tuple[tuple[int, int], ...]:
-    found = []
-    for access in accesses:
-        if access.buffer == "psum":
-            span = sum((n - 1) * s for n, s in access.free_dims) + access.itemsize
-            last = (access.offset + span - 1) // PSUM_BANK_BYTES
-            for bank in range(access.offset // PSUM_BANK_BYTES, last + 1):
-                found.append((access.storage, bank))
-    return tuple(found)
+def _banks(access: Access) -> tuple[tuple[int, int], ...]:
+    span = sum((n - 1) * s for n, s in access.free_dims) + access.itemsize
+    last = (access.offset + span - 1) // PSUM_BANK_BYTES
+    first = access.offset // PSUM_BANK_BYTES
+    return tuple((access.storage, bank) for bank in range(first, last + 1))
 
 
 class _Queues:
@@ -160,6 +156,17 @@ class _Builder:
 
         self._occupancy: dict[object, Occupancy] = {}
         self._transfer: dict[object, Transfer] = {}
+        self._banks: dict[Access, tuple[tuple[int, int], ...]] = {}
+
+    def _banks_of(self, accesses: Iterable[Access]) -> tuple[tuple[int, int], ...]:
+        found: tuple[tuple[int, int], ...] = ()
+        for access in accesses:
+            if access.buffer == "psum":
+                banks = self._banks.get(access)
+                if banks is None:
+                    banks = self._banks[access] = _banks(access)
+                found += banks
+        return found
 
     def _occupancy_of(self, record: Instruction) -> Occupancy:
         mode = (record.perf_mode, record.is_transpose) if isinstance(record, Matmul) else ()
@@ -192,9 +199,9 @@ class _Builder:
             slot = _issue(stream, payload, c)
             step = Step(-1, stream, record, slot, edges, payload, queue)
         else:
-            banks = _banks(record.reads), _banks(record.writes)
             step = Step(-1, stream, record, self._occupancy_of(record), edges)
-            step.reads_banks, step.writes_banks = banks
+            step.reads_banks = self._banks_of(record.reads)
+            step.writes_banks = self._banks_of(record.writes)
             if self.tiled and record.engine == "tensor":
                 step.quadrants = _quadrants(record)
         if record.opcode in _MEETING_OPCODES:
