@@ -62,10 +62,12 @@ def padded_prefill_kernel(
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
-    if core == 0:
-        store_chunk(k, k_cache, slot_mapping, k_scales)
-    if core == num_cores - 1:
-        store_chunk(v, v_cache, slot_mapping, v_scales)
+    if num_cores == 1:
+        store_chunk([(k, k_cache, k_scales), (v, v_cache, v_scales)], slot_mapping)
+    elif core == 0:
+        store_chunk([(k, k_cache, k_scales)], slot_mapping)
+    else:
+        store_chunk([(v, v_cache, v_scales)], slot_mapping)
     every_tile: list[int] = []
     for tile in range(num_tiles):
         every_tile.append(tile)

@@ -8,7 +8,7 @@ Supported range. Any number of tokens >= 1, any KV heads, block_size a power of 
 dtype of k and v, or fp8 with scales. Slots are distinct and below num_blocks * block_size; -1 is
 skipped. `segattn.kernels.write_kv_cache` checks all of it; the kernel only asserts shapes.
 
-Loop nest. K, V -> tiles of 128 tokens: one scatter for all KV heads. Without scales it copies HBM
+Loop nest. Tiles of 128 tokens -> K, V: one scatter for all KV heads. Without scales it copies HBM
 to HBM; with them a tile is loaded, scaled head by head and cast on the way.
 
 Layouts. Token t sits on partition t % 128 of the index tile [128, tiles] and of the scaled tile
@@ -56,18 +56,21 @@ def quantise(
 
 
 def store_chunk(
-    chunk: nl.NkiTensor,  # [KV, T, d] HBM
-    cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d] HBM
+    stores: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None]],
     slot_mapping: nl.NkiTensor,  # [T] int32 HBM
-    scales: nl.NkiTensor | None,  # [1, KV] fp32 HBM
 ) -> None:
-    """Scatter a chunk into a cache: whole tiles of 128 tokens, then the rest."""
-    num_kv_heads, num_tokens, d = chunk.shape
-    block_size = cache.shape[2]
-    inverse_scales = None
-    if scales is not None:
-        inverse_scales = broadcast_row(scales)
-        nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
+    """Scatter chunks into caches: whole tiles of 128 tokens, then the rest.
+
+    A store is (chunk [KV, T, d], cache [num_blocks, KV, block_size, d], scales [1, KV] fp32 or
+    None), all of one shape. Scatters into one cache follow each other in time, since their rows
+    are not known to be apart; so the caches take turns, one prepared while another moves.
+    """
+    num_kv_heads, num_tokens, d = stores[0][0].shape
+    block_size = stores[0][1].shape[2]
+    targets: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None]] = []
+    for store in stores:
+        chunk, cache, scales = store
+        targets.append((chunk, cache, inverse(scales)))
     full_tiles = num_tokens // PARTITIONS
     rest = num_tokens - full_tiles * PARTITIONS
     parts: list[tuple[int, int, int]] = []
@@ -79,13 +82,24 @@ def store_chunk(
         first, num_rows, tiles = part
         rows = slot_rows(slot_mapping, first, num_rows, tiles, block_size, num_kv_heads)
         for t in range(tiles):
-            tokens = chunk.ap(
-                [[d, num_rows], [num_tokens * d, num_kv_heads], [1, d]],
-                offset=(first + t * PARTITIONS) * d,
-            )
-            if inverse_scales is not None:
-                tokens = quantise(tokens, num_rows, inverse_scales, cache)
-            scatter_rows(rows[:, t : t + 1], tokens, cache)
+            for target in targets:
+                chunk, cache, inverse_scales = target
+                tokens = chunk.ap(
+                    [[d, num_rows], [num_tokens * d, num_kv_heads], [1, d]],
+                    offset=(first + t * PARTITIONS) * d,
+                )
+                if inverse_scales is not None:
+                    tokens = quantise(tokens, num_rows, inverse_scales, cache)
+                scatter_rows(rows[:, t : t + 1], tokens, cache)
+
+
+def inverse(scales: nl.NkiTensor | None) -> nl.NkiTensor | None:
+    """1 / scales [1, KV] on every partition, [128, KV] fp32."""
+    if scales is None:
+        return None
+    inverse_scales = broadcast_row(scales)
+    nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
+    return inverse_scales
 
 
 @nki.jit
@@ -101,6 +115,5 @@ def write_kv_cache_kernel(
     """Store k and v through slot_mapping; returns the caches."""
     assert k.shape == v.shape, "k and v must have one shape"
     assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
-    store_chunk(k, k_cache, slot_mapping, k_scales)
-    store_chunk(v, v_cache, slot_mapping, v_scales)
+    store_chunk([(k, k_cache, k_scales), (v, v_cache, v_scales)], slot_mapping)
     return k_cache, v_cache
