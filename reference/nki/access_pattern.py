@@ -35,33 +35,27 @@ def ap(
     from .tensor import Dynamic, handle
 
     layout = t.v.layout
-    name = layout.dtype if dtype is None else dtype_name(dtype)
-    shape = tuple(int(pair[1]) for pair in pattern)
-    strides = tuple(int(pair[0]) for pair in pattern)
-    if not shape or any(n < 1 for n in shape):
-        raise NkiValidationError(f".ap pattern {pattern}: every count must be at least 1")
-    move = 0 if offset is None else int(offset)
-    base = t.offset
-    if ITEMSIZE[name] != layout.itemsize:
-        base = _rescaled(base * layout.itemsize, ITEMSIZE[name], ".ap offset of the view")
-    if layout.on_chip:
-        row = t.storage.row_bytes // ITEMSIZE[name]
-        strides, move = _on_chip_pattern(t, name, shape, strides, move, row)
+    pairs = tuple([(int(pair[0]), int(pair[1])) for pair in pattern])
+    rows_at_run_time = vector_offset is not None
+    key = (layout, t.v.offset, t.storage.nbytes, pairs, offset, dtype, rows_at_run_time)
+    found = _patterns.get(key)
+    if found is None:
+        found = _patterns[key] = _pattern(t, pairs, offset, dtype, rows_at_run_time)
+    name, shape, strides, start = found
     if t.dynamic is not None:
         raise NkiValidationError(".ap on a view that has a run-time address already")
-    if scalar_offset is not None and vector_offset is not None:
-        raise NkiValidationError(".ap: scalar_offset and vector_offset exclude each other")
     dynamic = None
-    if scalar_offset is not None or vector_offset is not None:
-        if not 0 <= indirect_dim < t.ndim:
+    if scalar_offset is not None or rows_at_run_time:
+        if scalar_offset is not None and rows_at_run_time:
+            raise NkiValidationError(".ap: scalar_offset and vector_offset exclude each other")
+        if not 0 <= indirect_dim < layout.ndim:
             raise NkiValidationError(f".ap indirect_dim {indirect_dim} of shape {t.shape}")
-        step = t.strides[indirect_dim]
+        step = layout.strides[indirect_dim]
         if ITEMSIZE[name] != layout.itemsize:
             step = _rescaled(step * layout.itemsize, ITEMSIZE[name], ".ap indirect stride")
-        if vector_offset is not None:
+        if rows_at_run_time:
             _check_vector(t, vector_offset, indirect_dim)
             dynamic = Dynamic(vector_offset, step, vector=True, dim=0)
-            strides = (0,) + strides[1:]
         else:
             _check_scalar(scalar_offset)
             if layout.on_chip and indirect_dim == 0:
@@ -70,9 +64,53 @@ def ap(
                     "cannot be dynamic; use a free dimension"
                 )
             dynamic = Dynamic(scalar_offset, step, vector=False, dim=-1)
-    start = base + move
-    check_extent(t, name, shape, strides, start, first=1 if vector_offset is not None else 0)
     return handle(t.storage, t.storage.view(name, shape, strides, start), dynamic)
+
+
+Resolved = tuple[str, tuple[int, ...], tuple[int, ...], int]
+_patterns: dict[tuple[object, ...], Resolved] = {}
+
+
+def _pattern(
+    t: NkiTensor,
+    pairs: tuple[tuple[int, int], ...],
+    offset: int | None,
+    dtype: str | None,
+    rows_at_run_time: bool,
+) -> Resolved:
+    """(dtype, shape, strides, start) in elements of the storage, validated."""
+    layout = t.v.layout
+    name = layout.dtype if dtype is None else dtype_name(dtype)
+    strides, shape = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+    if not shape or any(n < 1 for n in shape):
+        raise NkiValidationError(f".ap pattern {pairs}: every count must be at least 1")
+    move = 0 if offset is None else int(offset)
+    base = t.offset
+    if ITEMSIZE[name] != layout.itemsize:
+        base = _rescaled(base * layout.itemsize, ITEMSIZE[name], ".ap offset of the view")
+    if layout.on_chip:
+        row = t.storage.row_bytes // ITEMSIZE[name]
+        strides, move = _on_chip_pattern(t, name, shape, strides, move, row)
+        _check_row(t, shape, strides, base + move, row)
+    if rows_at_run_time:
+        strides = (0,) + strides[1:]
+    first = 1 if rows_at_run_time else 0
+    check_extent(t, name, shape, strides, base + move, first)
+    return name, shape, strides, base + move
+
+
+def _check_row(
+    t: NkiTensor, shape: tuple[int, ...], strides: tuple[int, ...], start: int, row: int
+) -> None:
+    """The free part of an on-chip pattern stays inside the partition's bytes of the tile."""
+    free = list(zip(shape[1:], strides[1:], strict=True))
+    low = start % row + sum((n - 1) * s for n, s in free if s < 0)
+    high = start % row + sum((n - 1) * s for n, s in free if s > 0)
+    if low < 0 or high >= row:
+        raise NkiValidationError(
+            f".ap of {t.name!r}: the free part reaches elements {low}..{high} of a partition; the "
+            f"tile has 0..{row - 1} (a pattern cannot go on in the next partition)"
+        )
 
 
 def _on_chip_pattern(

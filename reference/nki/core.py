@@ -59,9 +59,9 @@ class Core:
             region,
             np.empty(partitions * stored_bytes, np.uint8),
             partitions * stored_bytes,
-            name=name,
-            row_bytes=stored_bytes,
-            pitch=stored_bytes,
+            name,
+            stored_bytes,
+            stored_bytes,
         )
         storage.use = Use(row_bytes, name, kernel_line())
         self.uses[region].append(storage.use)

@@ -85,9 +85,15 @@ _LIMITS: Final = {
 def round_to_integer(x: Array, dtype: str) -> Array:
     """float32 (or wider) values as integers of `dtype`: nearest even, saturating; NaN is 0."""
     low, high = _LIMITS[dtype]
-    wide = np.nan_to_num(np.rint(x.astype(np.float64)), nan=0.0, posinf=high, neginf=low)
-    result: Array = np.clip(wide, low, high).astype(NUMPY[dtype])
-    return result
+    if x.dtype != np.float32 or dtype in WIDE_INTEGERS:
+        # float32 cannot hold the limits of 32-bit integers
+        x = x.astype(np.float64)
+    wide = np.rint(x, out=np.empty(x.shape, x.dtype))
+    np.clip(wide, low, high, out=wide)
+    missing = np.isnan(wide)
+    if missing.any():
+        wide[missing] = 0
+    return wide.astype(NUMPY[dtype])
 
 
 def _round_to_tf32(x: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import CodeType
 
 _HERE = str(Path(__file__).parent)
 
@@ -36,12 +37,20 @@ class NkiWarning(UserWarning):
     """A rule whose level is "warn" was broken."""
 
 
+_internal: dict[CodeType, bool] = {}
+
+
 def kernel_line() -> tuple[str, int]:
     """File and line of the innermost frame outside the interpreter."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while True:
+        code = frame.f_code
+        inside = _internal.get(code)
+        if inside is None:
+            inside = _internal[code] = code.co_filename.startswith(_HERE)
+        if not inside or frame.f_back is None:
+            return code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def at_kernel_line() -> str:

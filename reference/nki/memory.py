@@ -92,25 +92,28 @@ class BankAllocator:
     def __init__(self) -> None:
         self.used = [0] * PSUM_NUM_BANKS
         self.next = 0
+        self.rooms: dict[weakref.ref[Storage], tuple[int, int, int]] = {}
 
     def place(self, storage: Storage) -> int:
         """Byte offset for a new tile; its room is given back when the tile dies."""
         banks = -(-storage.row_bytes // PSUM_BANK_BYTES)
-        order = [(self.next + i) % PSUM_NUM_BANKS for i in range(PSUM_NUM_BANKS)]
-        starts = [b for b in order if b + banks <= PSUM_NUM_BANKS]
         size = min(storage.row_bytes, PSUM_BANK_BYTES)
-        free = [
-            b for b in starts if all(u + size <= PSUM_BANK_BYTES for u in self.used[b : b + banks])
-        ]
-        first = (free or starts)[0]
-        offset = first * PSUM_BANK_BYTES + (self.used[first] if free and banks == 1 else 0)
+        last = PSUM_NUM_BANKS - banks
+        first = self.next if self.next <= last else 0
+        for step in range(last + 1):
+            candidate = (first + step) % (last + 1)
+            if max(self.used[candidate : candidate + banks]) + size <= PSUM_BANK_BYTES:
+                first = candidate
+                break
+        inside = self.used[first] if self.used[first] + size <= PSUM_BANK_BYTES else 0
         for b in range(first, first + banks):
             self.used[b] += size
         self.next = (first + banks) % PSUM_NUM_BANKS
-        weakref.finalize(storage, self._release, first, banks, size)
-        return offset
+        self.rooms[weakref.ref(storage, self._release)] = (first, banks, size)
+        return first * PSUM_BANK_BYTES + inside
 
-    def _release(self, first: int, banks: int, size: int) -> None:
+    def _release(self, ref: weakref.ref[Storage]) -> None:
+        first, banks, size = self.rooms.pop(ref)
         for b in range(first, first + banks):
             self.used[b] -= size
 

@@ -102,7 +102,6 @@ class Storage:
         region: MemoryRegion,
         buffer: Array,
         nbytes: int,
-        *,
         name: str = "",
         row_bytes: int = 0,
         pitch: int = 0,

@@ -179,7 +179,10 @@ def test_view_reinterprets_bits_and_scales_the_last_dimension() -> None:
         (lambda t: t.flatten_dims(0, 1), "allowed are the free dimensions"),
         (lambda t: t.slice(1, 1, 3), "allowed is 0 <= start < end <= 2"),
         (lambda t: t.select(1, 2), r"allowed is 0\.\.1"),
-        (lambda t: t.ap([[24, 8], [1, 25]]), "elements 0..192 for a storage of 192"),
+        (
+            lambda t: t.ap([[24, 8], [1, 25]]),
+            r"elements 0\.\.24 of a partition; the tile has 0\.\.23",
+        ),
         (lambda t: t.ap([[20, 8], [1, 4]]), "partition step 20 .* it must be 24"),
         (lambda t: t.ap([[24, 8], [1, 0]]), "every count must be at least 1"),
     ],

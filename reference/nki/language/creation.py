@@ -72,55 +72,80 @@ def _allocate(
     name: str = "",
     address: tuple[int, int] | None = None,
 ) -> NkiTensor:
+    if type(shape) is tuple:
+        template = _templates.get((shape, dtype, buffer))
+        if template is not None and address is None:
+            return template.tile(name)
     dtype = dtype_name(dtype)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    sizes = tuple(n.__index__() for n in shape)
-    if not sizes or any(n < 1 for n in sizes):
+    sizes = tuple([n.__index__() for n in shape])
+    if not sizes or min(sizes) < 1:
         raise NkiValidationError(f"nl.ndarray: shape {shape}; allowed: sizes of at least 1")
     if not isinstance(buffer, MemoryRegion):
         raise NkiValidationError(
             f"nl.ndarray: buffer {buffer!r}; allowed: nl.sbuf, nl.psum, nl.private_hbm, "
             "nl.shared_hbm (strings were removed in 0.3.0)"
         )
-    itemsize = ITEMSIZE[dtype]
     if buffer in HBM:
         if address is not None:
             raise NkiValidationError("nl.ndarray: address goes with on-chip buffers only")
-        storage = current().new_hbm(buffer, prod(sizes) * itemsize, name, (sizes, dtype))
-    else:
-        storage = _on_chip(sizes, dtype, buffer, name, address)
-    return handle(storage, storage.view(dtype, sizes, row_major(sizes), 0))
+        nbytes = prod(sizes) * ITEMSIZE[dtype]
+        storage = current().new_hbm(buffer, nbytes, name, (sizes, dtype))
+        return handle(storage, storage.view(dtype, sizes, row_major(sizes), 0))
+    template = _Template(sizes, dtype, buffer)
+    if address is not None:
+        storage = template.addressed(name, address)
+        return handle(storage, storage.view(dtype, sizes, template.strides, 0))
+    _templates[sizes, dtype, buffer] = template
+    return template.tile(name)
 
 
 ndarray.__signature__ = inspect.signature(_allocate)  # type: ignore[attr-defined]  # read by inspect
 
 
-def _on_chip(
-    shape: tuple[int, ...],
-    dtype: str,
-    buffer: MemoryRegion,
-    name: str,
-    address: tuple[int, int] | None,
-) -> Storage:
-    if len(shape) < 2:
-        shape = (*shape, 1)
-    partitions, free = shape[0], prod(shape[1:])
-    row_bytes = free * DEVICE_ITEMSIZE[dtype]
-    where = f"nl.ndarray: {buffer.value} tile {name!r} of shape {shape}"
-    if partitions > NUM_PARTITIONS:
-        raise NkiValidationError(f"{where}: {partitions} partitions; limit {NUM_PARTITIONS}")
-    limit = PSUM_PARTITION_BYTES if buffer is PSUM else SBUF_PARTITION_BYTES
-    if row_bytes > limit:
-        raise NkiValidationError(f"{where}: {row_bytes} bytes per partition; limit {limit}")
-    core = current()
-    if address is not None:
+class _Template:
+    """What all on-chip tiles of one shape, dtype and buffer have in common."""
+
+    __slots__ = ("buffer", "dtype", "partitions", "row_bytes", "sizes", "stored", "strides")
+
+    def __init__(self, sizes: tuple[int, ...], dtype: str, buffer: MemoryRegion) -> None:
+        free = prod(sizes[1:])
+        self.sizes = sizes
+        self.dtype = dtype
+        self.buffer = buffer
+        self.strides = row_major(sizes)
+        self.partitions = sizes[0]
+        self.row_bytes = free * DEVICE_ITEMSIZE[dtype]
+        self.stored = free * ITEMSIZE[dtype]
+        where = f"nl.ndarray: {buffer.value} tile of shape {sizes}"
+        if sizes[0] > NUM_PARTITIONS:
+            raise NkiValidationError(f"{where}: {sizes[0]} partitions; limit {NUM_PARTITIONS}")
+        limit = PSUM_PARTITION_BYTES if buffer is PSUM else SBUF_PARTITION_BYTES
+        if self.row_bytes > limit:
+            raise NkiValidationError(
+                f"{where}: {self.row_bytes} bytes per partition; limit {limit}"
+            )
+
+    def tile(self, name: str) -> NkiTensor:
+        """A tile that the allocator may place anywhere."""
+        storage = current().new_tile(
+            self.buffer, self.partitions, self.row_bytes, name, self.stored
+        )
+        return handle(storage, storage.view(self.dtype, self.sizes, self.strides, 0))
+
+    def addressed(self, name: str, address: tuple[int, int]) -> Storage:
+        """A tile at (first partition, byte offset)."""
+        core = current()
         start, byte = address
-        placed = core.arena(buffer).tile(
-            partitions, row_bytes, (start.__index__(), byte.__index__()), name
+        placed = core.arena(self.buffer).tile(
+            self.partitions, self.row_bytes, (start.__index__(), byte.__index__()), name
         )
         if PRECISE:
             return placed
-    return core.new_tile(buffer, partitions, row_bytes, name, free * ITEMSIZE[dtype])
+        return core.new_tile(self.buffer, self.partitions, self.row_bytes, name, self.stored)
+
+
+_templates: dict[tuple[tuple[int, ...], str, MemoryRegion], _Template] = {}
 
 
 def full(
