@@ -30,12 +30,21 @@ class BlockPool:
         """Blocks that can be taken; cached ones that nobody uses count."""
         return self.num_free_blocks
 
-    def free_list(self) -> Iterator[int]:
+    def free_list(self) -> list[int]:
         """Free blocks in the order in which they would be taken."""
-        block = self._next[NULL_BLOCK_ID]
+        return [block for _, block in self.free_links()][:-1]
+
+    def free_links(self) -> Iterator[tuple[int, int]]:
+        """Neighbours in the free list, from the null block before it to the one behind it."""
+        before, block = NULL_BLOCK_ID, self._next[NULL_BLOCK_ID]
         while block != NULL_BLOCK_ID:
-            yield block
-            block = self._next[block]
+            yield before, block
+            before, block = block, self._next[block]
+        yield before, block
+
+    def is_linked(self, before: int, block: int) -> bool:
+        """Whether `before` precedes `block` in both directions of the ring."""
+        return self._next[before] == block and self._previous[block] == before
 
     def take(self, num_blocks: int) -> list[int]:
         """Take `num_blocks` blocks from the head of the free list; their old content is evicted.

@@ -132,10 +132,9 @@ class PrefixCache:
             return []
         return [self._first[digest], *self._others.get(digest, ())]
 
-    @property
-    def num_digests(self) -> int:
-        """Different prefixes that can be found."""
-        return len(self._first)
+    def digests(self) -> list[bytes]:
+        """Prefixes that can be found."""
+        return list(self._first)
 
     def _undo_insert(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         for block, digest in zip(reversed(blocks), reversed(digests), strict=True):

@@ -71,16 +71,15 @@ class RequestPool:
             raise ValueError(f"finished_status={finished_status!r}: must be a finished status")
         if isinstance(request_ids, str):
             request_ids = (request_ids,)
-        ending = [
-            self.requests[request_id]
-            for request_id in dict.fromkeys(request_ids)
-            if request_id in self.requests
+        ended = [
+            request_id for request_id in dict.fromkeys(request_ids) if request_id in self.requests
         ]
+        requests = [self.requests[request_id] for request_id in ended]
         with self._transaction:
-            for request in ending:
+            for request in requests:
                 self._end(request, finished_status)
-            self._forget(ending)
-        return [request.request_id for request in ending]
+            self._forget(requests)
+        return ended
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that the pause state lets go on."""

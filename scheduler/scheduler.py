@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from .admission import Admission
 from .config import SchedulerConfig
+from .integrity import check_integrity
 from .output import SchedulerOutput
 from .pause_state import PauseState
 from .request import Request, RequestStatus
@@ -60,6 +61,10 @@ class Scheduler(StepUpdate):
         if reasons:
             reasons[next(iter(reasons))] = self.admission_stop
         return reasons
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError naming a broken invariant of queues, requests, blocks or cache."""
+        check_integrity(self)
 
     def _schedule_running(self, step: Step) -> None:
         running, budget, defer_prefills = self.running, step.token_budget, step.defer_prefills

@@ -1,0 +1,204 @@
+"""A call that fails anywhere inside leaves the scheduler as it was before."""
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import segattn.scheduler
+from segattn.scheduler import (
+    AsyncScheduler,
+    DraftTokenIds,
+    ModelRunnerOutput,
+    NeuronAsyncScheduler,
+    NeuronScheduler,
+    Request,
+    RequestStatus,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerOutput,
+)
+
+from .state import differences, state_of
+
+PACKAGE = str(Path(segattn.scheduler.__file__).parent)
+
+NOT_INSIDE = {
+    # The calls themselves, and the frame of the transaction: the call is over when it returns.
+    "schedule",
+    "update_from_output",
+    "finish_requests",
+    "reset_prefix_cache",
+    "__enter__",
+    "__exit__",
+}
+
+
+class InjectedError(Exception):
+    """The failure that a test puts into a call."""
+
+
+def fail_at(number: int, call: Callable[[], object], events: tuple[str, ...]) -> bool:
+    """Run `call`, with an exception at the `number`-th inner call or return; False if none came."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        code = frame.f_code
+        if event in events and code.co_filename.startswith(PACKAGE):
+            if code.co_name in NOT_INSIDE:
+                return
+            count += 1
+            if count == number:
+                raise InjectedError
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except InjectedError:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def assert_every_failure_is_undone(
+    scheduler: Scheduler, call: str, *arguments: object, events: tuple[str, ...] = ("call",)
+) -> int:
+    """Fail at each inner call in turn; how many there are."""
+    number = 0
+    while True:
+        number += 1
+        # Arguments and scheduler share requests, so they are copied together.
+        victim, given = copy.deepcopy((scheduler, arguments))
+        before = state_of((victim, given))
+        if not fail_at(number, lambda: getattr(victim, call)(*given), events):  # noqa: B023 # called at once
+            return number - 1
+        assert differences(before, state_of((victim, given))) == [], f"inner call {number}"
+        victim.check_integrity()
+
+
+def sample(scheduler: Scheduler, output: SchedulerOutput) -> ModelRunnerOutput:
+    """A token for each request whose known tokens are all scheduled, half of its drafts accepted.
+
+    To be called before the next step is scheduled.
+    """
+    drafts = output.scheduled_spec_decode_tokens
+    tokens = [
+        []
+        if scheduler.requests[request_id].is_prefill_chunk
+        else [7] * (1 + len(drafts.get(request_id, ())) // 2)
+        for request_id in output.num_scheduled_tokens
+    ]
+    return ModelRunnerOutput(list(output.num_scheduled_tokens), tokens)
+
+
+def config(**change: Any) -> SchedulerConfig:
+    return SchedulerConfig(
+        **{
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 8,
+            "max_model_len": 32,
+            "block_size": 2,
+            "num_blocks": 14,
+        }
+        | change
+    )
+
+
+KINDS: list[type[Scheduler]] = [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler]
+
+
+SAFE_KINDS = KINDS[:2]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("kind", SAFE_KINDS)
+def test_a_failure_at_any_inner_call_changes_nothing(kind: type[Scheduler], policy: str) -> None:
+    # Seven usable blocks of two tokens for four requests: admission, chunked prefill, prefix hits,
+    # eviction, preemption, resumption, drafts and finishing all take place.
+    scheduler = kind(config(policy=policy, num_speculative_tokens=1, num_blocks=11))
+    prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7, 8], [9, 8, 7], [1, 2, 3, 4, 5, 6]]
+    for number, tokens in enumerate(prompts):
+        scheduler.add_request(
+            Request(f"r{number}", tokens, 6, priority=-number, stop_token_ids=[99])
+        )
+    depth = 2 if isinstance(scheduler, AsyncScheduler) else 1
+    in_flight: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
+    num_inner_calls = 0
+    seen: set[str] = set()
+    while scheduler.has_requests():
+        num_inner_calls += assert_every_failure_is_undone(scheduler, "schedule")
+        output = scheduler.schedule()
+        seen |= features(output)
+        in_flight.append((output, sample(scheduler, output)))
+        if len(in_flight) == depth:
+            arguments = in_flight.pop(0)
+            num_inner_calls += assert_every_failure_is_undone(
+                scheduler, "update_from_output", *arguments
+            )
+            scheduler.update_from_output(*arguments)
+            if depth == 1:
+                running = [request.request_id for request in scheduler.running]
+                scheduler.update_draft_token_ids(DraftTokenIds(running, [[5, 5]] * len(running)))
+        scheduler.check_integrity()
+    expected = {"prefix hit", "chunk", "drafts", "finish"}
+    if not isinstance(scheduler, NeuronScheduler):
+        expected |= {"preemption", "resumption"}
+    assert seen == expected
+    assert num_inner_calls > 200
+
+
+def features(output: SchedulerOutput) -> set[str]:
+    cached = output.scheduled_cached_reqs
+    present = {
+        "prefix hit": any(new.num_computed_tokens for new in output.scheduled_new_reqs),
+        "chunk": any(computed < 5 for computed in cached.num_computed_tokens),
+        "drafts": bool(output.scheduled_spec_decode_tokens),
+        "finish": bool(output.finished_req_ids),
+        "preemption": bool(output.preempted_req_ids),
+        "resumption": bool(cached.resumed_req_ids),
+    }
+    return {name for name, is_present in present.items() if is_present}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failing_reset_or_abort_changes_nothing(kind: type[Scheduler]) -> None:
+    scheduler = kind(config())
+    for name in "abc":
+        scheduler.add_request(Request(name, [1, 2, 3], 4))
+    for _ in range(3):
+        output = scheduler.schedule()
+        scheduler.update_from_output(output, sample(scheduler, output))
+    assert assert_every_failure_is_undone(scheduler, "reset_prefix_cache", True) > 0
+    aborted = RequestStatus.FINISHED_ABORTED
+    assert assert_every_failure_is_undone(scheduler, "finish_requests", ["a", "c"], aborted) > 0
+
+
+def test_an_output_that_lacks_a_request_is_refused_as_a_whole() -> None:
+    scheduler = Scheduler(config())
+    for name in "ab":
+        scheduler.add_request(Request(name, [1, 2, 3], 1))
+    output = scheduler.schedule()
+    before = state_of(scheduler)
+    with pytest.raises(ValueError, match="lacks 'b'"):
+        scheduler.update_from_output(output, ModelRunnerOutput(["a"], [[7]]))
+    with pytest.raises(ValueError, match="2 req_ids but 1 sampled_token_ids"):
+        scheduler.update_from_output(output, ModelRunnerOutput(["a", "b"], [[7]]))
+    assert state_of(scheduler) == before
+    scheduler.update_from_output(output, ModelRunnerOutput(["b", "a"], [[8], [7]]))
+    assert scheduler.requests == {}
+
+
+def test_an_async_output_with_more_tokens_than_are_in_flight_is_refused() -> None:
+    scheduler = AsyncScheduler(config())
+    scheduler.add_request(Request("a", [1, 2, 3], 5))
+    output = scheduler.schedule()
+    before = state_of(scheduler)
+    with pytest.raises(ValueError, match="at most 1 tokens"):
+        scheduler.update_from_output(output, ModelRunnerOutput(["a"], [[7, 8]]))
+    assert state_of(scheduler) == before
