@@ -29,11 +29,6 @@ class AsyncScheduler(Scheduler):
     def _accept_tokens(
         self, request: Request, tokens: list[int]
     ) -> tuple[list[int], RequestStatus | None]:
-        if request.async_tokens_to_discard > 0:
-            # The step was in flight when reset_prefix_cache preempted the request.
-            self._record_request(request)
-            request.async_tokens_to_discard -= 1
-            return [], None
         accepted, status = self._append_tokens(request, tokens)
         num_placeholders = request.num_output_placeholders - len(accepted)
         if num_placeholders < 0:

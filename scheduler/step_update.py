@@ -41,8 +41,12 @@ class StepUpdate(RequestPool):
                 touched.append(request)
                 num_tokens.append(request.num_tokens)
                 num_placeholders.append(request.num_output_placeholders)
-                if request_id in drafts:
-                    self._reject_drafts(request, len(drafts[request_id]) - (len(tokens) - 1))
+                num_drafts = len(drafts[request_id]) if request_id in drafts else 0
+                if request.async_tokens_to_discard > 0:
+                    self._discard_tokens(request, 1 + num_drafts)
+                    continue
+                if num_drafts:
+                    self._reject_drafts(request, num_drafts - (len(tokens) - 1))
                 new_tokens, status = self._accept_tokens(request, tokens)
                 if status is not None:
                     self._end(request, status)
@@ -65,6 +69,15 @@ class StepUpdate(RequestPool):
             request = self.requests.get(request_id)
             if request is not None:
                 request.spec_token_ids = [] if request.is_prefill_chunk else list(tokens)
+
+    def _discard_tokens(self, request: Request, num_tokens: int) -> None:
+        """Drop tokens that were in flight when `reset_prefix_cache` preempted the request.
+
+        vLLM 0.24 counts a frame as one token whatever drafts it carries, and so drops later frames
+        as well, and moves the resumed request back by the rejected ones.
+        """
+        self._record_request(request)
+        request.async_tokens_to_discard -= num_tokens
 
     def _reject_drafts(self, request: Request, num_rejected: int) -> None:
         """Take back the positions of drafts that the model did not accept."""
