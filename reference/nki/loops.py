@@ -31,12 +31,14 @@ def _check_step(name: str, step: Any) -> int:
     return step.__index__()
 
 
-def _mark(edge: LoopEdge) -> None:
+def _mark(edge: LoopEdge, *bounds: object) -> None:
+    """Record an edge of a loop; registers among its bounds are read."""
     core = current()
     if core.in_no_reorder:
         raise NkiValidationError("a dynamic loop inside nl.no_reorder() is not supported")
     if trace.active is not None:
-        trace.active.loop(edge, core.index)
+        reads = tuple([b.access for b in bounds if isinstance(b, VirtualRegister)])
+        trace.active.loop(edge, core.index, reads)
 
 
 def fori_loop(
@@ -48,7 +50,7 @@ def fori_loop(
     """body_fun(i) for i = lower, lower + step, ... below upper; i is a read-only register."""
     step = _check_step("nl.fori_loop", step)
     start, stop = _bound("nl.fori_loop: lower", lower), _bound("nl.fori_loop: upper", upper)
-    _mark("begin")
+    _mark("begin", lower, upper)
     for i in range(start, stop, step):
         _mark("iteration")
         if body_fun(VirtualRegister(i, frozen=True)) is not None:
@@ -61,7 +63,7 @@ def while_loop(
 ) -> None:
     """While the register is not 0: register = body_fun(register)."""
     register = init
-    _mark("begin")
+    _mark("begin", init)
     while _condition(register):
         _mark("iteration")
         register = body_fun(VirtualRegister(register.state))
@@ -86,7 +88,7 @@ def dynamic_range(
     if stop is None:
         start, stop = 0, start
     first, last = _bound("nl.dynamic_range: start", start), _bound("nl.dynamic_range: stop", stop)
-    _mark("begin")
+    _mark("begin", start, stop)
     for i in range(first, last, step):
         _mark("iteration")
         yield VirtualRegister(i, frozen=True)

@@ -20,7 +20,8 @@ from .regions import (
     SBUF_USABLE_BYTES,
     MemoryRegion,
 )
-from .storage import Storage, Use, new_serial
+from .serial import new_serial
+from .storage import Storage, Use
 from .strict import violation
 from .written import Written
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from .errors import NkiValidationError, UninitializedReadError
 from .nkiobject import NKIObject
+from .records import Access
+from .serial import new_serial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,11 +16,19 @@ if TYPE_CHECKING:
 class VirtualRegister(NKIObject):
     """A 32-bit register; `state` None means not initialised, `frozen` a loop's induction value."""
 
-    __slots__ = ("frozen", "state")
+    __slots__ = ("_access", "frozen", "state")
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
         self.state = None if state is None else _wrap(state)
         self.frozen = frozen
+        self._access: Access | None = None
+
+    @property
+    def access(self) -> Access:
+        """The register as the trace records it."""
+        if self._access is None:
+            self._access = Access(new_serial(), "register", "int32", 4, 0, 0, (1,), (4,))
+        return self._access
 
     def __index__(self) -> int:
         """The value now."""

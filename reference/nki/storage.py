@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 
 from .dtypes import ITEMSIZE, Array, cast, sentinel
@@ -12,15 +10,9 @@ from .layout import Layout, layout_of
 from .psum import PsumState
 from .records import Access
 from .regions import ON_CHIP, PSUM, MemoryRegion
+from .serial import new_serial
 from .strict import level, violation
 from .written import Written
-
-_serial = count(1)
-
-
-def new_serial() -> int:
-    """A number that identifies an allocation or an arena in traces."""
-    return next(_serial)
 
 
 class Use:

@@ -100,11 +100,15 @@ class NkiTensor(NKIObject):
 
     @property
     def access(self) -> Access:
-        """The memory this view touches, for the trace."""
-        found = self.v.access
+        """The memory this view touches, at its run-time offset, for the trace."""
+        dynamic = self.dynamic
+        view = self.v
+        if dynamic is not None and not dynamic.vector:
+            view = access_pattern.resolve(self, "trace") or view
+        found = view.access
         if found is None:
-            found = self.v.access = self.storage.access_of(self.v)
-        if self.dynamic is not None and self.dynamic.vector:
+            found = view.access = self.storage.access_of(view)
+        if dynamic is not None and dynamic.vector:
             return found._replace(indirect=True)
         return found
 

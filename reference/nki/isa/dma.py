@@ -17,7 +17,7 @@ from ..tensor import NkiTensor
 from .dma_rows import gather_rows, scatter, store_rows
 from .elementwise import signature
 from .enums import NkiInstruction, as_dge_mode, dge_mode, engine, oob_mode
-from .execute import account, handed_over, target
+from .execute import account, handed_over, index_accesses, target
 from .operands import check_destination
 
 _REGIONS: Final = HBM | {SBUF}
@@ -198,9 +198,6 @@ def record_dma(
     skipped_rows: int = 0,
 ) -> NkiInstruction:
     """Count and record a DMA instruction."""
-    for t in (*writes, *reads):
-        if t.dynamic is not None and isinstance(t.dynamic.index, NkiTensor):
-            reads = (*reads, t.dynamic.index)
     number = account(writes, reads)
     recorder = trace.active
     if recorder is not None:
@@ -208,7 +205,7 @@ def record_dma(
             opcode,
             current().index,
             tuple([t.access for t in writes]),
-            tuple([t.access for t in reads]),
+            (*[t.access for t in reads], *index_accesses(writes, reads)),
             "" if trigger is engine.unknown else trigger.name,
             dge.name,
             transpose,

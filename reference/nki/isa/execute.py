@@ -11,7 +11,7 @@ from ..access_pattern import out_of_bounds, resolve
 from ..core import RUN, current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError
-from ..records import Engine
+from ..records import Access, Engine
 from ..storage import View
 from ..strict import level, violation
 from ..tensor import NkiTensor
@@ -156,10 +156,17 @@ def finish(
             opcode,
             current().index,
             tuple([t.access for t in writes]),
-            tuple([t.access for t in reads]),
+            (*[t.access for t in reads], *index_accesses(writes, reads)),
             op,
         )
     return handed_over(number)
+
+
+def index_accesses(
+    writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]
+) -> tuple[Access, ...]:
+    """What the run-time addresses of the operands read: index tiles and registers."""
+    return tuple([t.dynamic.index.access for t in (*writes, *reads) if t.dynamic is not None])
 
 
 def account(writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> int:
@@ -175,11 +182,22 @@ def account(writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> int:
             use.last = number
             if use.first < 0:
                 use.first = number
+        if t.dynamic is not None:
+            _use_index(t, number)
     for t in reads:
         use = t.storage.use
         if use is not None:
             use.last = number
+        if t.dynamic is not None:
+            _use_index(t, number)
     return number
+
+
+def _use_index(t: NkiTensor, number: int) -> None:
+    """The index tile of a run-time address is read by the instruction too."""
+    index = None if t.dynamic is None else t.dynamic.index
+    if isinstance(index, NkiTensor) and index.storage.use is not None:
+        index.storage.use.last = number
 
 
 def handed_over(number: int) -> NkiInstruction:

@@ -10,6 +10,7 @@ from .. import trace
 from ..core import current
 from ..dtypes import INTEGERS, cast
 from ..errors import NkiValidationError
+from ..records import Access
 from ..regions import HBM, SBUF
 from ..registers import VirtualRegister
 from ..tensor import NkiTensor
@@ -33,7 +34,7 @@ def register_move(dst: VirtualRegister, src: SupportsIndex) -> None:
     """Dst = src, an integer or a register."""
     me = "nisa.register_move"
     _register(me, "dst", dst).set(src.__index__(), me)
-    _record("register_move", (), ())
+    _record("register_move", (dst,), (src,))
 
 
 def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
@@ -41,7 +42,7 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
     me = "nisa.register_load"
     _element(me, "src", src)
     _register(me, "dst", dst).set(int(raw(src, me, "src").reshape(-1)[0]), me)
-    _record("register_load", (), (src,))
+    _record("register_load", (dst,), (src,))
 
 
 def register_store(dst: NkiTensor, src: SupportsIndex) -> None:
@@ -50,7 +51,7 @@ def register_store(dst: NkiTensor, src: SupportsIndex) -> None:
     _element(me, "dst", dst)
     value = np.full(dst.v.layout.shape, src.__index__(), np.int64)
     put(dst, value if dst.dtype in INTEGERS else cast(value, dst.dtype), me)
-    _record("register_store", (dst,), ())
+    _record("register_store", (dst,), (src,))
 
 
 def _register(me: str, operand: str, x: Any) -> VirtualRegister:
@@ -73,18 +74,21 @@ def _element(me: str, operand: str, t: Any) -> None:
         )
 
 
-def _record(opcode: str, writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> None:
-    number = account(writes, reads)
+def _record(opcode: str, writes: tuple[object, ...], reads: tuple[object, ...]) -> None:
+    """Count and record; integer constants are no operands."""
+    number = account(_tensors(writes), _tensors(reads))
     recorder = trace.active
     if recorder is not None:
-        recorder.compute(
-            "sync",
-            opcode,
-            current().index,
-            tuple(t.access for t in writes),
-            tuple(t.access for t in reads),
-        )
+        recorder.compute("sync", opcode, current().index, _accesses(writes), _accesses(reads))
     handed_over(number)
+
+
+def _tensors(operands: tuple[object, ...]) -> tuple[NkiTensor, ...]:
+    return tuple([x for x in operands if isinstance(x, NkiTensor)])
+
+
+def _accesses(operands: tuple[object, ...]) -> tuple[Access, ...]:
+    return tuple([x.access for x in operands if isinstance(x, (NkiTensor, VirtualRegister))])
 
 
 def get_nc_version() -> nc_version:

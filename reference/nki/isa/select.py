@@ -9,14 +9,14 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from ..dtypes import Array
+from ..dtypes import Array, cast
 from ..errors import NkiValidationError
 from ..language.binary import equal
 from ..ops import NAMES
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction
-from .execute import finish, fp32, put
+from .execute import finish, fp32, put, raw
 from .operands import SBUF_ONLY, check_destination, check_same_size, check_tile
 
 COMPARE: Final = {
@@ -106,8 +106,13 @@ def affine_select(
     layout = dst.v.layout
     values = _affine(pairs, layout.partitions, int(channel_multiplier))
     keep = compare(values, -offset.__index__()).reshape(layout.shape)
-    x = fp32(on_true_tile, me, "on_true_tile").reshape(layout.shape)
-    put(dst, np.where(keep, x, np.float32(on_false_value)), me)
+    other: Any = np.asarray(on_false_value, np.float32)
+    if on_true_tile.v.layout.dtype == layout.dtype:
+        x = raw(on_true_tile, me, "on_true_tile").reshape(layout.shape)
+        other = cast(other, layout.dtype)
+    else:
+        x = fp32(on_true_tile, me, "on_true_tile").reshape(layout.shape)
+    put(dst, np.where(keep, x, other), me)
     return finish("gpsimd", "affine_select", (dst,), (on_true_tile,))
 
 
