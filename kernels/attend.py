@@ -1,8 +1,25 @@
-"""The chunk over itself: the part that prefill with and without prior share."""
+"""The chunk over itself with the exact softmax, for prefill with and without prior."""
 
 from .backend import nisa, nl
-from .loading import RowTiles, load_row_tiles, transpose_features
-from .softmax import ScoreScale, SoftmaxState, begin, first_step, new_state, next_step, score_tile
+from .loading import (
+    RowTiles,
+    each_element,
+    load_row_tiles,
+    new_columns,
+    store_row_tiles,
+    transpose_features,
+    zero_rows,
+)
+from .softmax import (
+    ScoreScale,
+    SoftmaxState,
+    begin,
+    first_step,
+    new_state,
+    next_step,
+    normalise,
+    score_tile,
+)
 from .tile_schedule import MACRO_TILES, PARTITIONS, Share
 
 
@@ -10,10 +27,13 @@ def load_queries(
     q: nl.NkiTensor,  # [H, S, d] HBM
     share: Share,
     valid: nl.NkiTensor,  # [128, tiles of the share] uint8
-) -> list[nl.NkiTensor]:
-    """Query columns of a share per 128 features: [<= 128, heads * tiles * 128]."""
-    rows = load_row_tiles(q, share.first_head, share.num_heads, share.row_tiles, valid)
-    return transpose_features(rows, share.num_heads * len(share.row_tiles), q.shape[2])
+    columns: list[nl.NkiTensor],  # from new_columns, result
+) -> None:
+    """Load and transpose the queries of a share."""
+    d = q.shape[2]
+    rows = load_row_tiles(q, share.first_head, share.num_heads, share.row_tiles)
+    rows = zero_rows(rows, each_element(valid, share.num_heads, d), q.dtype)
+    transpose_features(rows, share.num_heads * len(share.row_tiles), d, columns)
 
 
 def attend_chunk(
@@ -27,35 +47,37 @@ def attend_chunk(
     window: int | None,
     scale: float,
     sinks: nl.NkiTensor | None,  # [128, H] fp32
-) -> SoftmaxState:
+    state: SoftmaxState,  # result
+) -> None:
     """Causal attention of a share's rows over the chunk, not yet normalised.
 
-    Row tile i of head h is tile h * len(row_tiles) + i of the state.
+    Row tile i of head h is tile i * num_heads + h of the state.
     """
     _, num_rows, d = k.shape
     every_tile: list[int] = []
     for tile in range(num_rows // PARTITIONS):
         every_tile.append(tile)
-    k_rows = load_row_tiles(k, kv_head, 1, every_tile, every_valid)
-    keys = transpose_features(k_rows, len(every_tile), d)
-    values = load_row_tiles(v, kv_head, 1, every_tile, every_valid)
+    real = each_element(every_valid, 1, d)
+    k_rows = zero_rows(load_row_tiles(k, kv_head, 1, every_tile), real, k.dtype)
+    keys = new_columns(len(every_tile), d, k.dtype)
+    transpose_features(k_rows, len(every_tile), d, keys)
+    values = zero_rows(load_row_tiles(v, kv_head, 1, every_tile), real, v.dtype)
 
     tiles = len(share.row_tiles)
-    state = new_state(PARTITIONS, share.num_heads * tiles, d)
     if sinks is not None:
         own = sinks.ap(
-            [[sinks.shape[1], PARTITIONS], [1, share.num_heads], [0, tiles]],
+            [[sinks.shape[1], PARTITIONS], [0, tiles], [1, share.num_heads]],
             offset=share.first_head,
         )
         begin(state, scale, own)
     score_scale = ScoreScale(scale, -scale)
-    for head in range(share.num_heads):
-        for i in range(tiles):
-            row_tile = share.row_tiles[i]
-            t = head * tiles + i
-            oldest = 0
-            if window is not None:
-                oldest = max(0, row_tile * PARTITIONS - window + 1) // PARTITIONS
+    for i in range(tiles):
+        row_tile = share.row_tiles[i]
+        oldest = 0
+        if window is not None:
+            oldest = max(0, row_tile * PARTITIONS - window + 1) // PARTITIONS
+        for head in range(share.num_heads):
+            t = i * share.num_heads + head
             for level in range(len(masks)):
                 end = row_tile + 1 - level * MACRO_TILES
                 first = max(oldest, end - MACRO_TILES)
@@ -71,7 +93,17 @@ def attend_chunk(
                         keys, first * PARTITIONS, (end - first) * PARTITIONS,
                     )  # fmt: skip
                     step(scores, mask, RowTiles(values, d, d, first * d), score_scale, state, t)
-    return state
+
+
+def store_state(
+    out: nl.NkiTensor,  # [H, S, d] HBM
+    share: Share,
+    state: SoftmaxState,  # normalised
+    valid: nl.NkiTensor,  # [128, tiles of the share] uint8
+) -> None:
+    """Store a share's accumulators; padding rows are stored as zero."""
+    rows = zero_rows(state.acc, each_element(valid, share.num_heads, out.shape[2]), out.dtype)
+    store_row_tiles(out, share.first_head, share.num_heads, share.row_tiles, rows)
 
 
 def scale_values(state: SoftmaxState, factor: nl.NkiTensor) -> None:
@@ -79,3 +111,81 @@ def scale_values(state: SoftmaxState, factor: nl.NkiTensor) -> None:
     inverse = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=factor)
     nisa.tensor_scalar(dst=state.acc, data=state.acc, op0=nl.multiply, operand0=inverse)
+
+
+class ExactShare(nl.NKIObject):
+    """One share with the exact softmax, always or only if a flag is set.
+
+    The conditional form runs each part in a loop of `flag` iterations, one after the other:
+    dynamic loops are not nested.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        d: int,
+        dtype: str,
+        valid: nl.NkiTensor,  # [128, tiles of the share] uint8
+        flag: nl.NkiTensor | None,  # [1, 1] int32 SBUF; None: always
+    ) -> None:
+        tiles = share.num_heads * len(share.row_tiles)
+        self.share = share
+        self.valid = valid
+        self.flag = flag
+        self.queries = new_columns(tiles, d, dtype)
+        self.state = new_state(PARTITIONS, tiles, d)
+        self.repeat: nisa.VirtualRegister | None = None
+        if flag is not None:
+            self.repeat = nisa.register_alloc()
+            nisa.register_load(self.repeat, flag)
+
+    def attend_chunk(
+        self,
+        q: nl.NkiTensor,  # [H, S, d] HBM
+        k: nl.NkiTensor,  # [KV, S, d] HBM
+        v: nl.NkiTensor,  # [KV, S, d] HBM
+        kv_head: int,
+        every_valid: nl.NkiTensor,  # [128, S / 128] uint8
+        masks: list[nl.NkiTensor | None],
+        window: int | None,
+        scale: float,
+        sinks: nl.NkiTensor | None,  # [128, H] fp32
+        value_scale: nl.NkiTensor | None = None,  # [128, 1] fp32
+    ) -> None:
+        """The chunk; the accumulators in units of `value_scale`."""
+
+        def chunk(i: nisa.VirtualRegister | int) -> None:
+            load_queries(q, self.share, self.valid, self.queries)
+            attend_chunk(
+                self.queries, k, v, kv_head, self.share, every_valid, masks, window, scale, sinks,
+                self.state,
+            )  # fmt: skip
+            if value_scale is not None:
+                scale_values(self.state, value_scale)
+
+        if self.repeat is None:
+            chunk(0)
+        else:
+            nl.fori_loop(0, self.repeat, chunk)
+
+    def end_of(self, count: nl.NkiTensor) -> nisa.VirtualRegister:
+        """The [1, 1] int32 count as a loop bound, 0 if the share does not run."""
+        if self.flag is not None:
+            product = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=product, data1=count, data2=self.flag, op=nl.multiply)
+            count = product
+        end = nisa.register_alloc()
+        nisa.register_load(end, count)
+        return end
+
+    def store(self, out: nl.NkiTensor, value_scale: float | nl.NkiTensor) -> None:
+        """Normalise and store the share's rows."""
+
+        def last(i: nisa.VirtualRegister | int) -> None:
+            normalise(self.state.acc, self.state.row_sum, value_scale)
+            store_state(out, self.share, self.state, self.valid)
+
+        if self.repeat is None:
+            last(0)
+        else:
+            nl.fori_loop(0, self.repeat, last)

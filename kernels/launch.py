@@ -9,7 +9,13 @@ caches are updated in place and returned as the same objects; JAX caches come ba
 Arguments that all attention functions share: `scale` of the scores, positive, None is
 1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
 [H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
-with fp8 caches; `softmax` "auto" or "exact"; `lnc`, 1 or 2 cores that share the work.
+with fp8 caches; `lnc`, 1 or 2 cores that share the work; `softmax`:
+
+    exact     the maximum of every row, online
+    bounded   one shift per block of queries, verified; FloatingPointError where the check fails.
+              Prefill in bf16 or fp32, head_dim up to 128, without a window
+    auto      bounded where it is faster (bf16), with the exact softmax where the check fails;
+              exact elsewhere
 """
 
 from typing import Any, SupportsIndex
@@ -23,11 +29,10 @@ from .arrays import ArrayKind, array_kind
 from .backend import run
 from .padded_prefill_nki import padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
-from .segmented_attention_nki import segmented_attention_kernel
+from .segmented_attention_nki import TAIL_SEGMENT, segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
     FP8_DTYPES,
-    SOFTMAX_MODES,
     Array,
     check_cache_scale,
     check_caches,
@@ -41,6 +46,7 @@ from .validation import (
     check_shape,
     check_sinks,
     check_slots,
+    check_softmax,
     check_window,
     check_writable_caches,
     used_blocks,
@@ -76,7 +82,7 @@ def padded_prefill(
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    _check_modes(softmax, lnc)
+    check_choice("lnc", lnc, (1, 2))
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
@@ -84,13 +90,19 @@ def padded_prefill(
     check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, k_rows)
     count = check_count("num_tokens", num_tokens, q_.shape[1])
-    out, _, _ = run(
+    window = check_window(sliding_window)
+    mode = check_softmax(softmax, q_.dtype, q_.shape[2], window)
+    before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
+    out, _, _, flags = run(
         padded_prefill_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows), slots,
-        _number(count), check_scale(scale, q_.shape[2]), check_window(sliding_window),
+        _number(count), check_scale(scale, q_.shape[2]), window,
         check_sinks(_optional(kind, sinks), q_.shape[0]),
         check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
+        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows), mode,
     )  # fmt: skip
+    if mode == "bounded" and flags.any():
+        k_rows[...], v_rows[...] = before
+    _check_bound(mode, flags)
     return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
 
@@ -122,7 +134,7 @@ def segmented_attention(
     """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
-    _check_modes(softmax, lnc)
+    check_choice("lnc", lnc, (1, 2))
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
@@ -133,15 +145,23 @@ def segmented_attention(
     prior = check_count("prior_tokens", prior_tokens, table.size * block_size)
     count = check_count("num_tokens", num_tokens, q_.shape[1])
     tables = used_blocks(
-        "block_table", table[None], np.array([prior]), k_rows, segment // block_size
+        "block_table",
+        table[None],
+        np.array([prior]),
+        k_rows,
+        segment // block_size,
+        TAIL_SEGMENT // block_size,
     )
-    out = run(
+    window = check_window(sliding_window)
+    mode = check_softmax(softmax, q_.dtype, q_.shape[2], window)
+    out, flags = run(
         segmented_attention_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows),
-        tables, _number(prior), _number(count), segment, check_scale(scale, q_.shape[2]),
-        check_window(sliding_window), check_sinks(_optional(kind, sinks), q_.shape[0]),
+        tables, _number(prior), _number(count), segment, check_scale(scale, q_.shape[2]), window,
+        check_sinks(_optional(kind, sinks), q_.shape[0]),
         check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
+        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows), mode,
     )  # fmt: skip
+    _check_bound(mode, flags)
     return kind.give(out)
 
 
@@ -174,7 +194,8 @@ def paged_decode(
     q_, k_rows, v_rows, tables, lengths = map(
         kind.read, (q, k_cache, v_cache, block_tables, context_lens)
     )
-    _check_modes(softmax, lnc)
+    check_choice("lnc", lnc, (1, 2))
+    check_choice("softmax", softmax, ("auto", "exact"))
     check_shape("q", q_, (None, None, None, None))
     num_requests, num_q_heads, num_queries, head_dim = q_.shape
     check_caches(k_rows, v_rows, None, head_dim)
@@ -238,9 +259,14 @@ def write_kv_cache(
     return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
 
-def _check_modes(softmax: str, lnc: int) -> None:
-    check_choice("softmax", softmax, SOFTMAX_MODES)
-    check_choice("lnc", lnc, (1, 2))
+def _check_bound(softmax: str, flags: Array) -> None:
+    """softmax="bounded" has no fallback: FloatingPointError where its check failed."""
+    if softmax == "bounded" and flags.any():
+        heads = np.flatnonzero(flags.any(0)).tolist()
+        raise FloatingPointError(
+            f"softmax='bounded': row sums of the queries from head(s) {heads} on left the "
+            "accurate range; softmax='auto' falls back to the exact softmax"
+        )
 
 
 def _optional(kind: ArrayKind, value: Any) -> Any:

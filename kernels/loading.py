@@ -58,33 +58,20 @@ def load_row_tiles(
     first_head: int,
     num_heads: int,
     row_tiles: list[int],
-    valid: nl.NkiTensor,  # [128, tiles] uint8: which rows of these tiles are real
 ) -> nl.NkiTensor:
-    """The same row tiles of consecutive heads, [128, heads * tiles * d], padding rows zero."""
+    """The same row tiles of consecutive heads, [128, (row tile, head, d)]."""
     _, num_rows, d = hbm.shape
     tiles = len(row_tiles)
-    total = num_heads * tiles
-    stage = nl.ndarray((PARTITIONS, total * d), dtype=hbm.dtype, buffer=nl.sbuf)
+    rows = nl.ndarray((PARTITIONS, tiles * num_heads * d), dtype=hbm.dtype, buffer=nl.sbuf)
     if tiles * PARTITIONS == num_rows:
-        nisa.dma_copy(
-            dst=stage,
-            src=hbm.ap(
-                [[d, PARTITIONS], [PARTITIONS * d, total], [1, d]], offset=first_head * num_rows * d
-            ),
-        )
+        nisa.dma_copy(dst=rows, src=row_tile_view(hbm, first_head, num_heads, 0, tiles))
     else:
         for i in range(tiles):
             nisa.dma_copy(
-                dst=stage.ap(
-                    [[total * d, PARTITIONS], [tiles * d, num_heads], [1, d]], offset=i * d
-                ),
-                src=hbm.ap(
-                    [[d, PARTITIONS], [num_rows * d, num_heads], [1, d]],
-                    offset=(first_head * num_rows + row_tiles[i] * PARTITIONS) * d,
-                ),
+                dst=rows[:, i * num_heads * d : (i + 1) * num_heads * d],
+                src=row_tile_view(hbm, first_head, num_heads, row_tiles[i], 1),
             )
-    each_row = valid.ap([[tiles, PARTITIONS], [0, num_heads], [1, tiles], [0, d]])
-    return zero_rows(stage, each_row, hbm.dtype)
+    return rows
 
 
 def store_row_tiles(
@@ -92,44 +79,54 @@ def store_row_tiles(
     first_head: int,
     num_heads: int,
     row_tiles: list[int],
-    rows: nl.NkiTensor,  # [128, heads * tiles * d]
-    valid: nl.NkiTensor,  # [128, tiles] uint8
+    rows: nl.NkiTensor,  # [128, (row tile, head, d)]
 ) -> None:
-    """The reverse of load_row_tiles; padding rows are stored as zero."""
+    """The reverse of load_row_tiles."""
     _, num_rows, d = hbm.shape
     tiles = len(row_tiles)
-    total = num_heads * tiles
-    each_row = valid.ap([[tiles, PARTITIONS], [0, num_heads], [1, tiles], [0, d]])
-    result = zero_rows(rows, each_row, hbm.dtype)
     if tiles * PARTITIONS == num_rows:
-        nisa.dma_copy(
-            dst=hbm.ap(
-                [[d, PARTITIONS], [PARTITIONS * d, total], [1, d]], offset=first_head * num_rows * d
-            ),
-            src=result,
-        )
+        nisa.dma_copy(dst=row_tile_view(hbm, first_head, num_heads, 0, tiles), src=rows)
     else:
         for i in range(tiles):
             nisa.dma_copy(
-                dst=hbm.ap(
-                    [[d, PARTITIONS], [num_rows * d, num_heads], [1, d]],
-                    offset=(first_head * num_rows + row_tiles[i] * PARTITIONS) * d,
-                ),
-                src=result.ap(
-                    [[total * d, PARTITIONS], [tiles * d, num_heads], [1, d]], offset=i * d
-                ),
+                dst=row_tile_view(hbm, first_head, num_heads, row_tiles[i], 1),
+                src=rows[:, i * num_heads * d : (i + 1) * num_heads * d],
             )
 
 
-def transpose_row_tiles(tiles: RowTiles, num_tiles: int) -> nl.NkiTensor:
+def row_tile_view(
+    hbm: nl.NkiTensor,  # [heads, S, d]
+    first_head: int,
+    num_heads: int,
+    first_tile: int,
+    num_tiles: int,
+) -> nl.NkiTensor:
+    """Row tiles of consecutive heads in HBM as [128, row tile, head, d]."""
+    _, num_rows, d = hbm.shape
+    return hbm.ap(
+        [[d, PARTITIONS], [PARTITIONS * d, num_tiles], [num_rows * d, num_heads], [1, d]],
+        offset=(first_head * num_rows + first_tile * PARTITIONS) * d,
+    )
+
+
+def each_element(
+    valid: nl.NkiTensor,  # [128, tiles] uint8
+    num_heads: int,
+    d: int,
+) -> nl.NkiTensor:
+    """A predicate of row tiles for every head and element of them."""
+    tiles = valid.shape[1]
+    return valid.ap([[tiles, PARTITIONS], [1, tiles], [0, num_heads], [0, d]])
+
+
+def transpose_row_tiles(tiles: RowTiles, num_tiles: int, columns: nl.NkiTensor) -> None:
     """Row tiles as columns [parts * width, num_tiles * 128]: row p of tile t in column t * 128 + p.
 
     PE transposes as many tiles into one PSUM bank as fit; one copy brings them back to SBUF.
     """
     rows = tiles.rows
     height = tiles.parts * tiles.width
-    columns = nl.ndarray((height, num_tiles * PARTITIONS), dtype=rows.dtype, buffer=nl.sbuf)
-    per_bank = PSUM_BANK_BYTES // (element_bytes(rows) * PARTITIONS)
+    per_bank = PSUM_BANK_BYTES // (element_bytes(rows.dtype) * PARTITIONS)
     for begin in range(0, num_tiles, per_bank):
         count = min(per_bank, num_tiles - begin)
         bank = nl.ndarray((height, count * PARTITIONS), dtype=rows.dtype, buffer=nl.psum)
@@ -142,6 +139,14 @@ def transpose_row_tiles(tiles: RowTiles, num_tiles: int) -> nl.NkiTensor:
         nisa.tensor_copy(
             dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS], src=bank
         )
+
+
+def new_columns(num_tiles: int, d: int, dtype: str) -> list[nl.NkiTensor]:
+    """Unwritten columns of row tiles, [<= 128, num_tiles * 128] per 128 features of d."""
+    columns: list[nl.NkiTensor] = []
+    for first in range(0, d, PARTITIONS):
+        shape = (min(PARTITIONS, d - first), num_tiles * PARTITIONS)
+        columns.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
     return columns
 
 
@@ -149,17 +154,17 @@ def transpose_features(
     rows: nl.NkiTensor,  # [128, num_tiles * d] SBUF
     num_tiles: int,
     d: int,
-) -> list[nl.NkiTensor]:
-    """Row tiles as columns [<= 128, num_tiles * 128], one tile per 128 features of d."""
-    columns: list[nl.NkiTensor] = []
-    for first in range(0, d, PARTITIONS):
+    columns: list[nl.NkiTensor],  # from new_columns, result
+) -> None:
+    """Row tiles as columns, 128 features at a time."""
+    for part in range(len(columns)):
+        first = part * PARTITIONS
         width = min(PARTITIONS, d - first)
-        columns.append(transpose_row_tiles(RowTiles(rows, d, width, first), num_tiles))
-    return columns
+        transpose_row_tiles(RowTiles(rows, d, width, first), num_tiles, columns[part])
 
 
-def element_bytes(tile: nl.NkiTensor) -> int:
-    """Bytes of one element of a floating tile that PE moves."""
-    if tile.dtype == nl.float32:
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element of a floating dtype that PE moves."""
+    if dtype == nl.float32:
         return 4
     return 2

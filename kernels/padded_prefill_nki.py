@@ -28,11 +28,20 @@ to round scale * score before it adds the shift; where it fuses the two, |scale 
 below 1e9.
 """
 
-from .attend import attend_chunk, load_queries
+from .attend import ExactShare
+from .attend_bounded import (
+    attend_chunk_bounded,
+    finish_bounded,
+    new_flags,
+    set_flag,
+    share_sinks,
+    share_valid,
+    store_flags,
+)
 from .backend import nki, nl
-from .loading import broadcast_row, store_row_tiles
+from .bounded import BoundedRows
+from .loading import broadcast_row
 from .masks import chunk_masks, valid_rows
-from .softmax import normalise
 from .tile_schedule import PARTITIONS, core_shares
 from .write_kv_cache_nki import store_chunk
 
@@ -51,9 +60,10 @@ def padded_prefill_kernel(
     sinks: nl.NkiTensor | None,  # [1, H] fp32
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
-) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """Attention [H, S, d] of the chunk over itself, and the two caches."""
-    num_q_heads, num_rows, _ = q.shape
+    softmax: str,  # "exact", "bounded", or "auto": bounded, then exact where the check fails
+) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
+    """Attention [H, S, d] of the chunk over itself, the two caches, and the flags [cores, H]."""
+    num_q_heads, num_rows, d = q.shape
     num_kv_heads = k.shape[0]
     assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
     assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
@@ -77,13 +87,19 @@ def padded_prefill_kernel(
     every_sink = None
     if sinks is not None:
         every_sink = broadcast_row(sinks)
+    flags = new_flags(num_q_heads)
     for share in core_shares(num_q_heads, group, num_tiles, core, num_cores):
-        valid = valid_rows(real, share.row_tiles)
         kv_head = share.first_head // group
-        queries = load_queries(q, share, valid)
-        state = attend_chunk(
-            queries, k, v, kv_head, share, every_valid, masks, window, scale, every_sink
-        )
-        normalise(state.acc, state.row_sum, 1.0)
-        store_row_tiles(out, share.first_head, share.num_heads, share.row_tiles, state.acc, valid)
-    return out, k_cache, v_cache
+        failed = None
+        if softmax != "exact":
+            rows = BoundedRows(share, d, q.dtype, scale)
+            tile_valid = share_valid(real, share)
+            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid)
+            flag = finish_bounded(rows, out, tile_valid, share_sinks(every_sink, share), 1.0)
+            set_flag(flags, share, flag)
+            failed = flag
+        if softmax != "bounded":
+            exact = ExactShare(share, d, q.dtype, valid_rows(real, share.row_tiles), failed)
+            exact.attend_chunk(q, k, v, kv_head, every_valid, masks, window, scale, every_sink)
+            exact.store(out, 1.0)
+    return out, k_cache, v_cache, store_flags(flags, core, num_cores)

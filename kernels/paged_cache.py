@@ -74,33 +74,68 @@ class PagedSegments(nl.NKIObject):
     def walk(
         self,
         counts: nl.NkiTensor,  # [128, 2] fp32, consumed
-        oldest: nl.NkiTensor | None,  # [128, 1] fp32: first position that any row sees
+        oldest: nl.NkiTensor | None,  # [128, 1] fp32: first position that matters
+        alignment: int,  # tokens; the walk begins at a multiple of it
     ) -> Walk:
-        """Begin at the segment that holds position `oldest` (None or negative: at the first)."""
+        """Begin at or before position `oldest` (None or negative: at the first token)."""
         first_block = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         if oldest is None:
             nisa.memset(dst=first_block, value=0)
             return Walk(0, first_block, counts)
-        size = self.segment_size
-        # floor(x / size) as a rounded quotient: the cast to int32 rounds to nearest.
+        # floor(x / alignment) as a rounded quotient: the cast to int32 rounds to nearest.
         quotient = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(
             dst=quotient, data=oldest, op0=nl.maximum, operand0=0.0, op1=nl.multiply,
-            operand1=1.0 / size,
+            operand1=1.0 / alignment,
         )  # fmt: skip
-        segment = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=segment, data=quotient, op0=nl.subtract, operand0=0.5 - 0.5 / size)
+        index = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=index, data=quotient, op0=nl.subtract, operand0=0.5 - 0.5 / alignment
+        )
         token = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=token, data=segment, op0=nl.multiply, operand0=float(size))
+        nisa.tensor_scalar(dst=token, data=index, op0=nl.multiply, operand0=float(alignment))
         nisa.tensor_scalar(dst=counts, data=counts, op0=nl.subtract, operand0=token)
         nisa.tensor_scalar(
-            dst=first_block, data=segment[0:1, :], op0=nl.multiply, operand0=float(self.blocks)
-        )
+            dst=first_block, data=index[0:1, :], op0=nl.multiply,
+            operand0=float(alignment // self.block_size),
+        )  # fmt: skip
         start_token = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=start_token, src=token[0:1, :])
         start = nisa.register_alloc()
         nisa.register_load(start, start_token)
         return Walk(start, first_block, counts)
+
+    def fetch(self, request: int, walk: Walk, first_head: int) -> nl.NkiTensor:
+        """Gather a segment into the staging tiles; the block of each run, [128, runs] int32."""
+        blocks = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
+        table = self.block_tables
+        nisa.dma_copy(
+            dst=blocks,
+            src=table.ap(
+                [[1, self.blocks], [0, self.runs_per_block]],
+                offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
+            ),
+        )  # fmt: skip
+        rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=rows, data1=blocks, data2=self.block_rows, op=nl.multiply)
+        nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
+        self.gather(self.k_runs, rows, first_head, self.k_stage)
+        self.gather(self.v_runs, rows, first_head, self.v_stage)
+        return blocks
+
+    def present(self, walk: Walk, blocks: nl.NkiTensor) -> nl.NkiTensor:
+        """[128, tokens] uint8: which tokens of a fetched segment exist and are mapped."""
+        return present_tokens(
+            self.partition_positions,
+            walk.counts[:, 0:1],
+            blocks.ap([[self.runs, PARTITIONS], [1, self.runs], [0, self.run]]),
+        )
+
+    def each_element(self, present: nl.NkiTensor) -> nl.NkiTensor:
+        """The predicate `present` for every element of the staging tiles."""
+        return present.ap(
+            [[self.tokens, PARTITIONS], [0, self.num_heads], [1, self.tokens], [0, self.d]]
+        )
 
     def load(
         self, request: int, walk: Walk, first_head: int, num_rows: int
@@ -109,40 +144,19 @@ class PagedSegments(nl.NKIObject):
 
         The mask [num_rows, segment] uint8 is in token order.
         """
-        by_partition = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
-        by_token = nl.ndarray((PARTITIONS, self.blocks), dtype=nl.int32, buffer=nl.sbuf)
+        blocks = self.fetch(request, walk, first_head)
+        each = self.each_element(self.present(walk, blocks))
+        keys = zero_rows(self.k_stage, each, self.dtype)
+        values = zero_rows(self.v_stage, each, self.dtype)
+        by_token = nl.ndarray((num_rows, self.blocks), dtype=nl.int32, buffer=nl.sbuf)
         table = self.block_tables
-        row = request * table.shape[1]
-        nisa.dma_copy(
-            dst=by_partition,
-            src=table.ap(
-                [[1, self.blocks], [0, self.runs_per_block]],
-                offset=row, scalar_offset=walk.first_block, indirect_dim=1,
-            ),
-        )  # fmt: skip
         nisa.dma_copy(
             dst=by_token,
             src=table.ap(
-                [[0, PARTITIONS], [1, self.blocks]],
-                offset=row, scalar_offset=walk.first_block, indirect_dim=1,
+                [[0, num_rows], [1, self.blocks]],
+                offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
             ),
         )  # fmt: skip
-        rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=rows, data1=by_partition, data2=self.block_rows, op=nl.multiply)
-        nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
-        self.gather(self.k_runs, rows, first_head, self.k_stage)
-        self.gather(self.v_runs, rows, first_head, self.v_stage)
-
-        present = present_tokens(
-            self.partition_positions,
-            walk.counts[:, 0:1],
-            by_partition.ap([[self.runs, PARTITIONS], [1, self.runs], [0, self.run]]),
-        )
-        each_element = present.ap(
-            [[self.tokens, PARTITIONS], [0, self.num_heads], [1, self.tokens], [0, self.d]]
-        )
-        keys = zero_rows(self.k_stage, each_element, self.dtype)
-        values = zero_rows(self.v_stage, each_element, self.dtype)
         seen = present_tokens(
             self.positions[0:num_rows, :],
             walk.counts[0:num_rows, 1:2],

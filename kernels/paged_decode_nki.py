@@ -212,7 +212,7 @@ def attend_request(
     """Softmax of one request's rows over its context, segment by segment."""
     d, tokens = context.d, context.tokens
     rows = state.row_sum.shape[0]
-    walk = context.walk(counts, oldest)
+    walk = context.walk(counts, oldest, context.segment_size)
 
     def segment(i: nisa.VirtualRegister) -> None:
         key_rows, value_rows, seen = context.load(request, walk, first_head, rows)
@@ -225,11 +225,11 @@ def attend_request(
         keys: list[nl.NkiTensor] = []
         for chunk in chunks:
             first = chunk.head * tokens * d + chunk.feature
-            keys.append(
-                transpose_row_tiles(
-                    RowTiles(key_rows, d, chunk.width, first, chunk.num_heads, tokens * d), tokens
-                )
-            )
+            shape = (chunk.num_heads * chunk.width, context.segment_size)
+            columns = nl.ndarray(shape, dtype=context.dtype, buffer=nl.sbuf)
+            tiles = RowTiles(key_rows, d, chunk.width, first, chunk.num_heads, tokens * d)
+            transpose_row_tiles(tiles, tokens, columns)
+            keys.append(columns)
         scores = score_tile(queries, t * rows, rows, keys, 0, context.segment_size)
         values = RowTiles(value_rows, d, d, 0, context.num_heads, tokens * d)
         next_step(scores, context.mask_columns(seen, 0, tokens), values, scale, state, t)

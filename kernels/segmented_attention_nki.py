@@ -30,20 +30,28 @@ Numerics. As padded_prefill; the running maximum is exact, so a later segment re
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
 """
 
-from .attend import attend_chunk, load_queries, scale_values
+from .attend import ExactShare
+from .attend_bounded import (
+    attend_chunk_bounded,
+    attend_prior_bounded,
+    finish_bounded,
+    new_flags,
+    scale_values_bounded,
+    set_flag,
+    share_sinks,
+    share_valid,
+    store_flags,
+)
 from .backend import nisa, nki, nl
-from .loading import RowTiles, broadcast_row, store_row_tiles, transpose_features
+from .bounded import BoundedRows
+from .loading import RowTiles, broadcast_row, new_columns, transpose_features
 from .masks import chunk_masks, from_position, valid_rows
 from .paged_cache import PagedSegments
-from .softmax import (
-    ScoreScale,
-    SoftmaxState,
-    cached_scale,
-    next_step,
-    normalise,
-    score_tile,
-)
+from .softmax import ScoreScale, SoftmaxState, cached_scale, next_step, score_tile
 from .tile_schedule import MACRO_TILES, PARTITIONS, Share, core_shares
+
+TAIL_SEGMENT = 512
+"""Tokens of the segments that hold what the whole segments leave of the prior."""
 
 
 def attend_prior(
@@ -70,11 +78,12 @@ def attend_prior(
             dst=oldest, data=prior_count, op0=nl.subtract, operand0=float(window - 1)
         )
         nisa.iota(row, [[1, 1]], offset=0, channel_multiplier=1)
-    walk = prior.walk(counts, oldest)
+    walk = prior.walk(counts, oldest, prior.segment_size)
 
     def segment(i: nisa.VirtualRegister) -> None:
         key_rows, value_rows, seen = prior.load(0, walk, kv_head, PARTITIONS)
-        keys = transpose_features(key_rows, tokens, d)
+        keys = new_columns(tokens, d, prior.dtype)
+        transpose_features(key_rows, tokens, d, keys)
         for tile in range(tiles):
             mask = seen
             if window is not None:
@@ -87,7 +96,7 @@ def attend_prior(
                 )  # fmt: skip
                 mask = from_position(prior.positions, near, seen)
             for head in range(share.num_heads):
-                t = head * tiles + tile
+                t = tile * share.num_heads + head
                 for first in range(0, tokens, MACRO_TILES):
                     count = min(MACRO_TILES, tokens - first)
                     scores = score_tile(
@@ -107,6 +116,33 @@ def attend_prior(
     nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
 
 
+def attend_whole_prior(
+    rows: BoundedRows,
+    prior: PagedSegments,
+    tail: PagedSegments,
+    prior_count: nl.NkiTensor,  # [128, 1] fp32
+    end_tile: nl.NkiTensor,  # [1, 1] int32: prior_tokens
+    kv_head: int,
+    exp_scale: float | nl.NkiTensor,
+) -> None:
+    """Whole segments of the prior, then the rest in shorter ones."""
+    end = nisa.register_alloc()
+    nisa.register_load(end, end_tile)
+    both = prior_count.ap([[1, PARTITIONS], [0, 2]])
+    counts = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=counts, src=both)
+    if tail.segment_size == prior.segment_size:
+        walk = prior.walk(counts, None, prior.segment_size)
+        attend_prior_bounded(rows, prior, walk, end, kv_head, exp_scale)
+        return
+    rest = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=rest, src=both)
+    tail_walk = tail.walk(rest, prior_count, prior.segment_size)
+    walk = prior.walk(counts, None, prior.segment_size)
+    attend_prior_bounded(rows, prior, walk, tail_walk.start, kv_head, exp_scale)
+    attend_prior_bounded(rows, tail, tail_walk, end, kv_head, exp_scale)
+
+
 @nki.jit
 def segmented_attention_kernel(
     q: nl.NkiTensor,  # [H, S, d]
@@ -114,7 +150,7 @@ def segmented_attention_kernel(
     v: nl.NkiTensor,  # [KV, S, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    block_table: nl.NkiTensor,  # [1, segments * kv_segment_size / block_size] int32
+    block_table: nl.NkiTensor,  # [1, blocks of whole segments and of one TAIL_SEGMENT] int32
     prior_tokens: nl.NkiTensor,  # [1, 1] int32
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     kv_segment_size: int,
@@ -123,9 +159,10 @@ def segmented_attention_kernel(
     sinks: nl.NkiTensor | None,  # [1, H] fp32
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
-) -> nl.NkiTensor:
-    """Attention [H, S, d] of the chunk over its prior and itself."""
-    num_q_heads, num_rows, _ = q.shape
+    softmax: str,  # "exact", "bounded", or "auto": bounded, then exact where the check fails
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Attention [H, S, d] of the chunk over its prior and itself, and the flags [cores, H]."""
+    num_q_heads, num_rows, d = q.shape
     num_kv_heads = k.shape[0]
     assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
     assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
@@ -134,6 +171,8 @@ def segmented_attention_kernel(
     num_tiles = num_rows // PARTITIONS
     group = num_q_heads // num_kv_heads
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    core = nl.program_id(0)
+    num_cores = nl.num_programs(0)
     every_tile: list[int] = []
     for tile in range(num_tiles):
         every_tile.append(tile)
@@ -146,31 +185,49 @@ def segmented_attention_kernel(
     prior_count = broadcast_row(prior_tokens)
     end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=end_tile, src=prior_tokens)
-    end = nisa.register_alloc()
-    nisa.register_load(end, end_tile)
     prior = PagedSegments(k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype)
+    tail = prior
+    if softmax != "exact" and kv_segment_size > TAIL_SEGMENT:
+        tail = PagedSegments(k_cache, v_cache, block_table, TAIL_SEGMENT, 1, q.dtype)
     k_factor = None
     v_factor = None
     if k_scales is not None:
         k_factor = broadcast_row(k_scales)
     if v_scales is not None:
         v_factor = broadcast_row(v_scales)
-    for share in core_shares(num_q_heads, group, num_tiles, nl.program_id(0), nl.num_programs(0)):
-        valid = valid_rows(real, share.row_tiles)
+    flags = new_flags(num_q_heads)
+    for share in core_shares(num_q_heads, group, num_tiles, core, num_cores):
         kv_head = share.first_head // group
-        queries = load_queries(q, share, valid)
-        state = attend_chunk(
-            queries, k, v, kv_head, share, every_valid, masks, window, scale, every_sink
-        )
         prior_scale = ScoreScale(scale, -scale)
         if k_factor is not None:
             prior_scale = cached_scale(k_factor[:, kv_head : kv_head + 1], scale)
         value_scale: float | nl.NkiTensor = 1.0
+        own_factor = None
         if v_factor is not None:
             own_factor = v_factor[:, kv_head : kv_head + 1]
-            scale_values(state, own_factor)
             value_scale = own_factor
-        attend_prior(prior, prior_count, end, kv_head, share, queries, window, prior_scale, state)
-        normalise(state.acc, state.row_sum, value_scale)
-        store_row_tiles(out, share.first_head, share.num_heads, share.row_tiles, state.acc, valid)
-    return out
+        failed = None
+        if softmax != "exact":
+            rows = BoundedRows(share, d, q.dtype, scale)
+            tile_valid = share_valid(real, share)
+            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid)
+            if own_factor is not None:
+                scale_values_bounded(rows, own_factor)
+            attend_whole_prior(
+                rows, prior, tail, prior_count, end_tile, kv_head, prior_scale.positive
+            )
+            own_sinks = share_sinks(every_sink, share)
+            flag = finish_bounded(rows, out, tile_valid, own_sinks, value_scale)
+            set_flag(flags, share, flag)
+            failed = flag
+        if softmax != "bounded":
+            exact = ExactShare(share, d, q.dtype, valid_rows(real, share.row_tiles), failed)
+            exact.attend_chunk(
+                q, k, v, kv_head, every_valid, masks, window, scale, every_sink, own_factor
+            )
+            attend_prior(
+                prior, prior_count, exact.end_of(end_tile), kv_head, share, exact.queries, window,
+                prior_scale, exact.state,
+            )  # fmt: skip
+            exact.store(out, value_scale)
+    return out, store_flags(flags, core, num_cores)

@@ -139,7 +139,7 @@ def transpose_weights(weights: nl.NkiTensor) -> nl.NkiTensor:
     rows, keys = weights.shape
     tiles = keys // PARTITIONS
     columns = nl.ndarray((PARTITIONS, tiles * rows), dtype=weights.dtype, buffer=nl.sbuf)
-    per_bank = PSUM_BANK_BYTES // (element_bytes(weights) * rows)
+    per_bank = PSUM_BANK_BYTES // (element_bytes(weights.dtype) * rows)
     for first in range(0, tiles, per_bank):
         count = min(per_bank, tiles - first)
         bank = nl.ndarray((PARTITIONS, count * rows), dtype=weights.dtype, buffer=nl.psum)

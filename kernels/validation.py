@@ -23,7 +23,7 @@ FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128)
 SMALLEST_SCALE = 1e-6
-SOFTMAX_MODES = ("auto", "exact")
+SOFTMAX_MODES = ("auto", "bounded", "exact")
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
@@ -117,6 +117,20 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     return value
 
 
+def check_softmax(softmax: str, dtype: np.dtype[Any], head_dim: int, window: int | None) -> str:
+    """The mode that a prefill kernel runs in: "exact", "bounded" or "auto"."""
+    check_choice("softmax", softmax, SOFTMAX_MODES)
+    boundable = dtype != np.float16 and head_dim <= PARTITIONS and window is None
+    if softmax == "bounded" and not boundable:
+        raise ValueError(
+            f"softmax='bounded': needs bfloat16 or float32 (not {dtype}), head_dim <= {PARTITIONS} "
+            f"(not {head_dim}) and no sliding_window (not {window})"
+        )
+    if softmax == "auto" and not (boundable and dtype == ml_dtypes.bfloat16):
+        return "exact"
+    return softmax
+
+
 def check_window(sliding_window: SupportsIndex | None) -> int | None:
     """The window counts the token itself: at least 1; None is no window."""
     if sliding_window is None:
@@ -185,12 +199,17 @@ def check_slots(slot_mapping: Array, k_cache: Array) -> None:
 
 
 def used_blocks(
-    name: str, tables: Array, token_counts: Array, k_cache: Array, blocks_per_segment: int
+    name: str,
+    tables: Array,
+    token_counts: Array,
+    k_cache: Array,
+    blocks_per_segment: int,
+    spare_blocks: int = 0,
 ) -> Array:
     """Block tables [B, W] cut to the entries that `token_counts` [B] reach, the rest -1.
 
-    The result is padded to whole segments. Entries that are reached must be -1 or blocks of the
-    cache, and every count must be covered by its table.
+    The result is padded to whole segments and by `spare_blocks` more. Entries that are reached
+    must be -1 or blocks of the cache, and every count must be covered by its table.
     """
     num_blocks, _, block_size, _ = k_cache.shape
     width = tables.shape[1]
@@ -209,6 +228,6 @@ def used_blocks(
             f"{name}[{row}, {column}]={used[row, column]}: must be -1 or within 0..{num_blocks - 1}"
         )
     padded_width = max(1, cdiv(width, blocks_per_segment)) * blocks_per_segment
-    padded = np.full((len(tables), padded_width), UNUSED_BLOCK, np.int32)
+    padded = np.full((len(tables), padded_width + spare_blocks), UNUSED_BLOCK, np.int32)
     padded[:, :width] = used
     return padded

@@ -75,8 +75,7 @@ EVERYWHERE: list[tuple[str, Any, str]] = [
 ATTENTION: list[tuple[str, Any, str]] = [
     ("scale", 0.0, "scale=0.0: must be positive and finite"),
     ("scale", float("nan"), "scale=nan: must be positive and finite"),
-    ("softmax", "fast", "softmax='fast': must be one of auto, exact"),
-    ("softmax", "bounded", "softmax='bounded': must be one of auto, exact"),
+    ("softmax", "fast", "softmax='fast': must be one of auto, "),
     ("lnc", 3, "lnc=3: must be one of 1, 2"),
     ("sliding_window", 0, "sliding_window=0: must be at least 1, or None"),
     ("sliding_window", 2.5, "sliding_window=2.5: must be an integer"),
@@ -120,6 +119,7 @@ PRIOR: list[tuple[str, Any, str]] = [
     ("kv_segment_size", 0, "kv_segment_size=0: must be a positive multiple of 128"),
 ]
 DECODE: list[tuple[str, Any, str]] = [
+    ("softmax", "bounded", "softmax='bounded': must be one of auto, exact"),
     ("q", zeros(2, H, D), r"q: shape \(2, 4, 64\) must be \(any, any, any, any\)"),
     ("q", zeros(2, H, 65, D), "q: 2 query heads per KV head times T=65 must be at most 128"),
     ("q", zeros(2, 3, 1, D), "num_q_heads=3 must be a positive multiple of num_kv_heads=2"),

@@ -1,0 +1,425 @@
+"""Bounded softmax: scores transposed, one fixed shift per block of queries, verified at the end.
+
+Keys lie on partitions. Scores of 128 keys against a block of up to 512 queries come out of PE as
+[128 keys, 512 queries]; exp goes straight from PSUM to the weights in SBUF, and these are the
+stationary operand of P V, whose moving operand is [values | 1]: the last column is the row sum. No
+maximum is taken, no weight is transposed, nothing is rescaled.
+
+The shift c of a block is scale * max|q| * max|k| - HEADROOM over the block's real queries and the
+chunk's own keys. It is an estimate, not a promise: cached keys may be longer. What makes a result
+right is the check on the row sum l of every real row,
+
+    SMALLEST_SUM <= l <= LARGEST_SUM, and the row's output is finite:
+
+every weight of a row has the one factor exp(-c), so what exp flushed to zero is below
+N * exp(-87) of a sum that is at least exp(-60), and an overflow shows as infinity or NaN. A row
+that fails raises the flag of its share, and the exact kernel runs instead.
+"""
+
+from dataclasses import dataclass
+
+from .backend import nisa, nl
+from .loading import RowTiles, element_bytes
+from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
+
+HEADROOM = 40.0
+"""Estimated largest exponent in nats. Up to 36 more, from keys that are longer than the chunk's,
+stay finite with 131072 keys; values up to 1e15 keep the sums of P V finite."""
+
+SMALLEST_SUM = 8.75651076269652e-27
+"""exp(-60), 27 nats above the smallest normal fp32 number."""
+
+LARGEST_SUM = 1.0e37
+
+BLOCK_TILES = MATMUL_COLUMNS // PARTITIONS
+"""Row tiles of a block: its 512 query columns are the moving operand of a matmul."""
+
+KEYS_PER_EXP = 2
+"""Key tiles of one exp instruction, a PSUM bank each."""
+
+SCORE_BUFFERS = 3
+"""Score tiles of KEYS_PER_EXP banks: six of the eight PSUM banks; two hold P V."""
+
+LAG = 4
+"""Macros by which P V trails the scores, so that PE never waits for exp."""
+
+WEIGHT_BUFFERS = 8
+"""Weight tiles in SBUF, at least LAG + 1: fewer would overwrite weights before P V reads them."""
+
+SUM_BANKS = BLOCK_TILES // 2
+"""PSUM banks of the P V results of a block, two row tiles each; their ends serve transposes."""
+
+
+@dataclass
+class Macro(nl.NKIObject):
+    """Up to KEYS_PER_EXP key tiles against one block of queries."""
+
+    block: int
+    keys: nl.NkiTensor  # [d, ...] key columns
+    key_columns: list[int]  # where each key tile starts
+    first_tiles: list[int]  # row tile of the block that each key tile is first seen by
+    diagonal_ends: list[int]  # row tiles before this one have the key tile on their diagonal
+    values: nl.NkiTensor  # [128, ...] values with ones
+    value_columns: list[int]
+    first: bool  # begins the block's pass
+    last: bool  # ends the block's pass
+    add: bool  # the pass adds to the accumulator instead of setting it
+
+
+class BoundedRows(nl.NKIObject):
+    """The queries of a share, their accumulators, and the pipeline that fills these.
+
+    Row tile t = i * num_heads + h is tile row_tiles[i] of head h of the share.
+    """
+
+    def __init__(self, share: Share, d: int, dtype: str, scale: float) -> None:
+        self.share = share
+        self.num_tiles = share.num_heads * len(share.row_tiles)
+        self.num_blocks = (self.num_tiles + BLOCK_TILES - 1) // BLOCK_TILES
+        self.d = d
+        self.scale = scale
+        self.queries = nl.ndarray((d, self.num_tiles * PARTITIONS), dtype=dtype, buffer=nl.sbuf)
+        self.neg_shift = nl.ndarray((PARTITIONS, self.num_blocks), dtype=nl.float32, buffer=nl.sbuf)
+        self.acc = nl.ndarray(
+            (PARTITIONS, self.num_tiles * (d + 1)), dtype=nl.float32, buffer=nl.sbuf
+        )
+        self.scores: list[nl.NkiTensor] = []
+        width = KEYS_PER_EXP * MATMUL_COLUMNS
+        for _ in range(SCORE_BUFFERS):
+            self.scores.append(nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.psum))
+        self.weights: list[nl.NkiTensor] = []
+        for _ in range(WEIGHT_BUFFERS):
+            self.weights.append(nl.ndarray((PARTITIONS, width), dtype=dtype, buffer=nl.sbuf))
+        self.sums = nl.ndarray(
+            (PARTITIONS, SUM_BANKS * MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum
+        )
+        self.macros: list[Macro] = []
+        self.retired = 0
+
+    def tiles_of(self, block: int) -> int:
+        """Row tiles of a block."""
+        return min(BLOCK_TILES, self.num_tiles - block * BLOCK_TILES)
+
+    def row_tile(self, t: int) -> int:
+        """Row tile of the chunk that tile t of the share is."""
+        return self.share.row_tiles[t // self.share.num_heads]
+
+    def issue(self, macro: Macro, exp_scale: float | nl.NkiTensor) -> None:
+        """Scores and weights of a macro; P V of the macro LAG places before."""
+        index = len(self.macros)
+        scores = self.scores[index % SCORE_BUFFERS]
+        weights = self.weights[index % WEIGHT_BUFFERS]
+        block = macro.block
+        count = len(macro.key_columns)
+        columns = self.tiles_of(block) * PARTITIONS
+        query = block * MATMUL_COLUMNS
+        keys = macro.keys
+        for i in range(count):
+            skip = macro.first_tiles[i] * PARTITIONS
+            key = macro.key_columns[i]
+            nisa.nc_matmul(
+                dst=scores[:, i * MATMUL_COLUMNS + skip : i * MATMUL_COLUMNS + columns],
+                stationary=keys[:, key : key + PARTITIONS],
+                moving=self.queries[:, query + skip : query + columns],
+                accumulate=False,
+            )
+        bias = self.neg_shift[:, block : block + 1]
+        together = count
+        if macro.first_tiles[0] != macro.first_tiles[count - 1]:
+            together = 1
+        for i in range(0, count, together):
+            skip = macro.first_tiles[i] * PARTITIONS
+            pattern = [
+                [KEYS_PER_EXP * MATMUL_COLUMNS, PARTITIONS],
+                [MATMUL_COLUMNS, together],
+                [1, columns - skip],
+            ]
+            offset = i * MATMUL_COLUMNS + skip
+            nisa.activation(
+                dst=weights.ap(pattern, offset=offset), op=nl.exp,
+                data=scores.ap(pattern, offset=offset), bias=bias, scale=exp_scale,
+            )  # fmt: skip
+        for i in range(count):
+            begin = macro.first_tiles[i]
+            heads = macro.diagonal_ends[i] - begin
+            if heads > 0:
+                # Key p is seen by the queries q >= p of its own row tile.
+                first = i * MATMUL_COLUMNS + begin * PARTITIONS
+                own = weights[:, first : first + heads * PARTITIONS]
+                nisa.affine_select(
+                    dst=own, pattern=[[0, heads], [1, PARTITIONS]], channel_multiplier=-1,
+                    on_true_tile=own, on_false_value=0.0, cmp_op=nl.greater_equal,
+                )  # fmt: skip
+        self.macros.append(macro)
+        if len(self.macros) - self.retired > LAG:
+            self.retire()
+
+    def retire(self) -> None:
+        """P V of the oldest macro in flight; after a block's last one, its accumulator."""
+        index = self.retired
+        macro = self.macros[index]
+        weights = self.weights[index % WEIGHT_BUFFERS]
+        values = macro.values
+        tiles = self.tiles_of(macro.block)
+        width = self.d + 1
+        for i in range(len(macro.value_columns)):
+            value = macro.value_columns[i]
+            for t in range(macro.first_tiles[i], tiles):
+                column = i * MATMUL_COLUMNS + t * PARTITIONS
+                total = t // 2 * MATMUL_COLUMNS + t % 2 * width
+                begins = macro.first and i == 0
+                nisa.nc_matmul(
+                    dst=self.sums[:, total : total + width],
+                    stationary=weights[:, column : column + PARTITIONS],
+                    moving=values[:, value : value + width],
+                    accumulate=not begins,
+                )
+        if macro.last:
+            for t in range(0, tiles, 2):
+                both = min(2, tiles - t) * width
+                first = (macro.block * BLOCK_TILES + t) * width
+                acc = self.acc[:, first : first + both]
+                bank = t // 2 * MATMUL_COLUMNS
+                total_of_bank = self.sums[:, bank : bank + both]
+                if macro.add:
+                    nisa.tensor_tensor(dst=acc, data1=total_of_bank, data2=acc, op=nl.add)
+                else:
+                    nisa.tensor_copy(dst=acc, src=total_of_bank)
+        self.retired = self.retired + 1
+
+    def drain(self) -> None:
+        """P V of every macro in flight."""
+        while self.retired < len(self.macros):
+            self.retire()
+
+    def attend_chunk(self, keys: nl.NkiTensor, values: nl.NkiTensor, block: int) -> None:
+        """A block over the chunk's key tiles up to its diagonal; sets its accumulator."""
+        first = block * BLOCK_TILES
+        tiles = self.tiles_of(block)
+        num_keys = self.row_tile(first + tiles - 1) + 1
+        for key in range(0, num_keys, KEYS_PER_EXP):
+            key_columns: list[int] = []
+            value_columns: list[int] = []
+            first_tiles: list[int] = []
+            diagonal_ends: list[int] = []
+            for each in range(key, min(key + KEYS_PER_EXP, num_keys)):
+                before = 0
+                upto = 0
+                for t in range(tiles):
+                    if self.row_tile(first + t) < each:
+                        before = before + 1
+                    if self.row_tile(first + t) <= each:
+                        upto = upto + 1
+                key_columns.append(each * PARTITIONS)
+                value_columns.append(each * (self.d + 1))
+                first_tiles.append(before)
+                diagonal_ends.append(upto)
+            self.issue(
+                Macro(
+                    block, keys, key_columns, first_tiles, diagonal_ends, values, value_columns,
+                    key == 0, key + KEYS_PER_EXP >= num_keys, False,
+                ),
+                self.scale,
+            )  # fmt: skip
+
+    def attend_segment(
+        self,
+        keys: nl.NkiTensor,  # [d, tokens * 128]
+        values: nl.NkiTensor,  # [128, tokens * (d + 1)]
+        tokens: int,
+        exp_scale: float | nl.NkiTensor,
+    ) -> None:
+        """Every block over one segment of the prior; adds to the accumulators."""
+        none = [0, 0]
+        for block in range(self.num_blocks):
+            for key in range(0, tokens, KEYS_PER_EXP):
+                key_columns: list[int] = []
+                value_columns: list[int] = []
+                for each in range(key, min(key + KEYS_PER_EXP, tokens)):
+                    key_columns.append(each * PARTITIONS)
+                    value_columns.append(each * (self.d + 1))
+                self.issue(
+                    Macro(
+                        block, keys, key_columns, none, none, values, value_columns,
+                        key == 0, key + KEYS_PER_EXP >= tokens, True,
+                    ),
+                    exp_scale,
+                )  # fmt: skip
+        self.drain()
+
+    def spare(self, bank: int, num_rows: int, first: int, columns: int, dtype: str) -> nl.NkiTensor:
+        """Columns of the unused end of a P V bank, as `dtype`; `first` counts from that end."""
+        per_word = 4 // element_bytes(dtype)
+        start = (bank * MATMUL_COLUMNS + 2 * (self.d + 1)) * per_word + first
+        return self.sums.ap(
+            [[SUM_BANKS * MATMUL_COLUMNS * per_word, num_rows], [1, columns]],
+            offset=start, dtype=dtype,
+        )  # fmt: skip
+
+    def transpose(
+        self, tiles: RowTiles, first_tile: int, num_tiles: int, columns: nl.NkiTensor
+    ) -> None:
+        """Row tiles of d features into columns [d, num_tiles * 128], through the spare PSUM."""
+        dtype = tiles.rows.dtype
+        per_bank = 3
+        if dtype == nl.float32:
+            per_bank = 1
+        for begin in range(0, num_tiles, per_bank):
+            count = min(per_bank, num_tiles - begin)
+            bank = begin // per_bank % SUM_BANKS
+            for t in range(count):
+                nisa.nc_transpose(
+                    dst=self.spare(bank, self.d, t * PARTITIONS, PARTITIONS, dtype),
+                    data=tiles.tile(first_tile + begin + t),
+                    engine=nisa.engine.tensor,
+                )
+            nisa.tensor_copy(
+                dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS],
+                src=self.spare(bank, self.d, 0, count * PARTITIONS, dtype),
+            )
+
+    def largest(self, column: nl.NkiTensor) -> nl.NkiTensor:
+        """[1, 1] fp32: the maximum of a [128, 1] fp32 column."""
+        row = self.spare(0, 1, 0, PARTITIONS, nl.float32)
+        nisa.nc_transpose(dst=row, data=column, engine=nisa.engine.tensor)
+        number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=number, op=nl.maximum, data=row, axis=1, keepdims=True)
+        return number
+
+    def prepare(
+        self,
+        block: int,
+        q_rows: nl.NkiTensor,  # [128, tiles * d] SBUF, padding rows may be anything
+        tile_valid: nl.NkiTensor,  # [128, tiles] uint8
+        longest_key: nl.NkiTensor,  # [1, 1] fp32: largest squared norm of the chunk's keys
+        ones: nl.NkiTensor,  # [1, 128] fp32
+    ) -> None:
+        """Query columns and shift of a block."""
+        first = block * BLOCK_TILES
+        tiles = self.tiles_of(block)
+        d = self.d
+        begin = block * MATMUL_COLUMNS
+        self.transpose(
+            RowTiles(q_rows, d, d), first, tiles,
+            self.queries[:, begin : begin + tiles * PARTITIONS],
+        )  # fmt: skip
+        own_rows = q_rows[:, first * d : (first + tiles) * d]
+        norm = self.largest(largest_norm(own_rows, tile_valid[:, first : first + tiles], tiles))
+        product = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=product, data1=norm, data2=longest_key, op=nl.multiply)
+        nisa.tensor_scalar(
+            dst=product, data=product, op0=nl.maximum, operand0=1e-30, op1=nl.minimum, operand1=1e30
+        )
+        # sqrt(x) = x / sqrt(x): GpSimd has the reciprocal root, ACT would have to change tables.
+        root = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=root, data=product, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd
+        )
+        nisa.tensor_tensor(dst=root, data1=root, data2=product, op=nl.multiply)
+        bound = self.spare(1, PARTITIONS, 0, 1, nl.float32)
+        nisa.nc_matmul(dst=bound, stationary=ones, moving=root, accumulate=False)
+        nisa.tensor_scalar(
+            dst=self.neg_shift[:, block : block + 1], data=bound, op0=nl.multiply,
+            operand0=-self.scale, op1=nl.add, operand1=HEADROOM,
+        )  # fmt: skip
+
+    def finish(
+        self,
+        result: nl.NkiTensor,  # [128, tiles * d] SBUF in the output's dtype
+        tile_valid: nl.NkiTensor,  # [128, tiles] uint8
+        sinks: nl.NkiTensor | None,  # [128, tiles] fp32
+        value_scale: float | nl.NkiTensor,
+    ) -> nl.NkiTensor:
+        """Normalise into `result`; [1, 1] int32: whether a real row failed the check."""
+        d, tiles = self.d, self.num_tiles
+        shape = (PARTITIONS, tiles)
+        width = tiles * (d + 1)
+        own_sum = self.acc.ap([[width, PARTITIONS], [d + 1, tiles], [1, 1]], offset=d)
+        total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=total, src=own_sum)
+        trusted = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=trusted, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM)
+        if sinks is not None:
+            weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+            for block in range(self.num_blocks):
+                first = block * BLOCK_TILES
+                last = first + self.tiles_of(block)
+                nisa.activation(
+                    dst=weight[:, first:last], op=nl.exp, data=sinks[:, first:last],
+                    bias=self.neg_shift[:, block : block + 1],
+                )  # fmt: skip
+            nisa.tensor_tensor(dst=total, data1=total, data2=weight, op=nl.add)
+        nisa.scalar_tensor_tensor(
+            dst=trusted, data=total, op0=nl.less_equal, operand0=LARGEST_SUM, op1=nl.multiply,
+            operand1=trusted,
+        )  # fmt: skip
+        inverse = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
+        nisa.reciprocal(dst=inverse, data=inverse)
+        nisa.tensor_scalar(dst=inverse, data=inverse, op0=nl.multiply, operand0=value_scale)
+        finite = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        for t in range(tiles):
+            nisa.activation(
+                dst=result[:, t * d : (t + 1) * d], op=nl.copy,
+                data=self.acc[:, t * (d + 1) : t * (d + 1) + d], scale=inverse[:, t : t + 1],
+                reduce_op=nl.add, reduce_res=finite[:, t : t + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )  # fmt: skip
+        nisa.tensor_scalar(
+            dst=finite, data=finite, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
+        )
+        nisa.tensor_tensor(dst=trusted, data1=trusted, data2=finite, op=nl.multiply)
+        failed = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=failed, data=trusted, op0=nl.less, operand0=0.5, op1=nl.multiply,
+            operand1=tile_valid,
+        )  # fmt: skip
+        worst = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=worst, op=nl.maximum, data=failed, axis=1, keepdims=True)
+        flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=flag, src=self.largest(worst))
+        return flag
+
+
+def values_with_ones(
+    stage: nl.NkiTensor,  # [128, tiles * d] SBUF
+    present: nl.NkiTensor,  # [128, tiles] uint8
+    values: nl.NkiTensor,  # [128, tiles * (d + 1)] SBUF, result
+) -> None:
+    """Value rows next to a column of ones; all zero where a row is absent."""
+    tiles = present.shape[1]
+    d = stage.shape[1] // tiles
+    width = tiles * (d + 1)
+    nisa.select_reduce(
+        dst=values.ap([[width, PARTITIONS], [d + 1, tiles], [1, d]]),
+        predicate=present.ap([[tiles, PARTITIONS], [1, tiles], [0, d]]),
+        on_true=stage,
+        on_false=0.0,
+    )
+    nisa.tensor_copy(
+        dst=values.ap([[width, PARTITIONS], [d + 1, tiles], [1, 1]], offset=d), src=present
+    )
+
+
+def largest_norm(
+    rows: nl.NkiTensor,  # [128, tiles * d] SBUF
+    present: nl.NkiTensor,  # 128 x tiles uint8
+    num_tiles: int,
+) -> nl.NkiTensor:
+    """[128, 1] fp32: per partition the largest squared norm of the rows that are present."""
+    d = rows.shape[1] // num_tiles
+    squares = nl.ndarray((PARTITIONS, num_tiles * d), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=squares, data1=rows, data2=rows, op=nl.multiply, engine=nisa.engine.gpsimd
+    )
+    norms = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(
+        dst=norms, op=nl.add, data=squares.reshape((PARTITIONS, num_tiles, d)), axis=2
+    )
+    kept = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.float32, buffer=nl.sbuf)
+    largest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.select_reduce(
+        dst=kept, predicate=present, on_true=norms, on_false=0.0, reduce_res=largest,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce, reduce_op=nl.maximum,
+    )  # fmt: skip
+    return largest
