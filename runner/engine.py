@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from ..kernels.validation import BLOCK_SIZES, HEAD_DIMS, check_choice
 from ..scheduler import (
     EngineCoreOutput,
     NeuronPolicy,
@@ -17,6 +18,7 @@ from ..scheduler.policy import check_schedulable
 from .compile_plan import CompilePlan
 from .llama import Float32Array, Llama
 from .model_runner import ModelRunner, StepResult
+from .paged_cache import PagedKVCache
 from .step import Step
 
 
@@ -53,14 +55,19 @@ class Engine:
     ) -> None:
         """Allocate the cache and derive the compile plan.
 
-        ValueError for a max_model_len beyond the model's positions and for bad bucket lists.
+        ValueError for a max_model_len beyond the model's positions, a block size or head size that
+        the kernels do not take, a cache beyond memory, and bad context-length buckets.
         """
+        check_choice("block_size", config.block_size, BLOCK_SIZES)
+        check_choice("the model's head_dim", model.config.head_dim, HEAD_DIMS)
         largest = model.config.max_position_embeddings
         if config.max_model_len > largest:
             raise ValueError(
                 f"max_model_len={config.max_model_len}: must be at most {largest}, "
                 "the number of positions of the model"
             )
+        # First, because it is what a size beyond memory fails on at once.
+        cache = PagedKVCache(model.config, config.num_blocks, config.block_size, model.dtype)
         self.config = config
         self.scheduler = NeuronScheduler(config, policy or NeuronPolicy())
         self.plan = CompilePlan(
@@ -68,7 +75,7 @@ class Engine:
             max_decode_seqs=self._most_concurrent(),
             decode_context_length_buckets=decode_context_length_buckets,
         )
-        self.runner = ModelRunner(model, config, self.plan, kv_segment_size=kv_segment_size)
+        self.runner = ModelRunner(model, self.plan, cache, kv_segment_size=kv_segment_size)
         self.completions: dict[str, Completion] = {}
         """Every request ever taken, by id."""
         self._vocab_size = model.config.vocab_size

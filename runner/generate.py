@@ -11,7 +11,7 @@ from ..scheduler import SchedulerConfig
 from .cli import PARTLY_FAILED, failure
 from .engine import Engine
 from .extras import MissingExtraError
-from .llama import DTYPES, Llama
+from .llama import DTYPES, Llama, check_dtype
 from .loading import default_model_path, load_checkpoint
 from .progress import phase
 from .report import GenerationReport, print_json, print_text
@@ -90,6 +90,7 @@ def generate(
 ) -> None:
     """Serve all prompts at once; print the texts and a table of steps."""
     try:
+        check_dtype(dtype)
         config = SchedulerConfig(
             max_num_seqs,
             max_num_batched_tokens,

@@ -84,10 +84,8 @@ class Llama:
 
         ValueError for another dtype.
         """
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
         self.config = config
-        self.dtype = np.dtype(DTYPES[dtype])
+        self.dtype = check_dtype(dtype)
         self.weights = weights if dtype == "float32" else _mapped(weights, self._rounded)
         self._cos, self._sin = rope_tables(
             config.head_dim, config.max_position_embeddings, config.rope_theta
@@ -133,6 +131,13 @@ class Llama:
         if self.dtype == np.float32:
             return values
         return values.astype(self.dtype).astype(np.float32)
+
+
+def check_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of this name. ValueError when it is none of DTYPES."""
+    if name not in DTYPES:
+        raise ValueError(f"dtype={name!r}: must be one of {', '.join(DTYPES)}")
+    return np.dtype(DTYPES[name])
 
 
 def rms_norm(x: Float32Array, weight: Float32Array, eps: float) -> Float32Array:

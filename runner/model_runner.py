@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..scheduler import CachedRequestData, ModelRunnerOutput, SchedulerConfig, SchedulerOutput
+from ..scheduler import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from ..scheduler.policy import is_prefill
 from .compile_plan import CompilePlan, GraphShape
 from .llama import Float32Array, Llama
@@ -46,15 +46,15 @@ class ModelRunner:
     def __init__(
         self,
         model: Llama,
-        config: SchedulerConfig,
         plan: CompilePlan,
+        cache: PagedKVCache,
         *,
         kv_segment_size: int,
     ) -> None:
         self.plan = plan
-        self.cache = PagedKVCache(model.config, config.num_blocks, config.block_size, model.dtype)
+        self.cache = cache
         self._model = model
-        self._block_size = config.block_size
+        self._block_size = cache.block_size
         self._kv_segment_size = kv_segment_size
         self._requests: dict[str, _RequestState] = {}
 

@@ -1,5 +1,7 @@
 """The paged KV cache of every layer, and attention over it through the kernels."""
 
+import math
+
 import numpy as np
 
 from .. import kernels
@@ -11,12 +13,14 @@ class PagedKVCache:
     """Keys and values of all layers in blocks; block 0 is the scheduler's null block.
 
     `keys` and `values` are [layers, num_blocks, num_kv_heads, block_size, head_dim] in the
-    model's dtype. The kernels write them in place, through slots, and never elsewhere.
+    model's dtype. The kernels write them in place, through slots, and never elsewhere. ValueError
+    when memory does not hold them.
     """
 
     def __init__(
         self, config: LlamaConfig, num_blocks: int, block_size: int, dtype: np.dtype[np.generic]
     ) -> None:
+        self.block_size = block_size
         shape = (
             config.num_layers,
             num_blocks,
@@ -24,8 +28,14 @@ class PagedKVCache:
             block_size,
             config.head_dim,
         )
-        self.keys: Array = np.zeros(shape, dtype)
-        self.values: Array = np.zeros(shape, dtype)
+        try:
+            self.keys: Array = np.zeros(shape, dtype)
+            self.values: Array = np.zeros(shape, dtype)
+        except MemoryError as error:
+            size = 2 * math.prod(shape) * dtype.itemsize / 2**30
+            raise ValueError(
+                f"num_blocks={num_blocks}: a cache of {size:.0f} GiB does not fit in memory"
+            ) from error
 
     def prefill_attention(self, inputs: PrefillInputs, kv_segment_size: int) -> Attention:
         """Attention of one chunk that also stores it: causal over itself and what came before."""

@@ -34,7 +34,7 @@ class GenerationReport:
 
 def print_json(report: GenerationReport) -> None:
     """One JSON object on stdout."""
-    print(json.dumps(asdict(report), indent=2, ensure_ascii=False))
+    print(json.dumps(asdict(report), indent=2))
 
 
 def print_text(report: GenerationReport) -> None:

@@ -43,7 +43,7 @@ def read_safetensors(folder: Path) -> Checkpoint:
         elif HUGGING_FACE_NAMES.lm_head not in readers:
             raise CheckpointError(f"tensor {HUGGING_FACE_NAMES.lm_head!r} is missing")
         return Checkpoint(config, assemble_weights(config, HUGGING_FACE_NAMES, readers), tokenizer)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise CheckpointError(f"model {str(folder)!r}: {error}") from error
 
 

@@ -37,19 +37,30 @@ def submit(
     for number, prompt in enumerate(prompts):
         result = PromptResult(str(number), prompt)
         results.append(result)
-        result.prompt_token_ids = encode(prompt) if prompt else []
-        request = Request(
-            result.request_id,
-            result.prompt_token_ids,
-            max_tokens,
-            eos_token_id=tokenizer.stop_token_ids[0],
-            stop_token_ids=tokenizer.stop_token_ids[1:],
-        )
         try:
+            if not _is_text(prompt):
+                raise RequestError(result.request_id, "the prompt is not valid Unicode text")
+            result.prompt_token_ids = encode(prompt) if prompt else []
+            request = Request(
+                result.request_id,
+                result.prompt_token_ids,
+                max_tokens,
+                eos_token_id=tokenizer.stop_token_ids[0],
+                stop_token_ids=tokenizer.stop_token_ids[1:],
+            )
             engine.add_request(request)
         except RequestError as error:
             result.error = str(error)
     return results
+
+
+def _is_text(prompt: str) -> bool:
+    """Whether the prompt can be encoded; arguments of a command may hold arbitrary bytes."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def serve(
@@ -58,6 +69,8 @@ def serve(
     """Run the engine until all queued prompts are done; fills `results`, returns the steps."""
     accepted = [result for result in results if result.error is None]
     steps: list[Step] = []
+    if not accepted:
+        return steps
     with progress("warming up graphs", len(engine.plan.shapes)) as advance:
         for _ in engine.runner.warm_up():
             advance(1)

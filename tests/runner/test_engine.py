@@ -1,5 +1,6 @@
 """The engine on the random model: the same greedy tokens however requests are served together."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,22 @@ def test_an_id_of_a_finished_request_stays_taken() -> None:
 def test_a_length_beyond_the_models_positions_is_refused() -> None:
     with pytest.raises(ValueError, match="max_model_len=513: must be at most 512"):
         Engine(MODEL, config(max_model_len=513, num_blocks=200))
+
+
+def test_a_block_size_that_the_kernels_do_not_take_is_refused() -> None:
+    with pytest.raises(ValueError, match="block_size=12: must be one of 16, 32, 64, 128"):
+        Engine(MODEL, config(block_size=12))
+
+
+def test_a_head_size_that_the_kernels_do_not_take_is_refused() -> None:
+    odd = replace(CONFIG, head_dim=48)
+    with pytest.raises(ValueError, match="the model's head_dim=48: must be one of 32, 64"):
+        Engine(Llama(odd, MODEL.weights), config())
+
+
+def test_a_cache_beyond_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_blocks=1000000000: a cache of .* GiB does not"):
+        Engine(MODEL, config(num_blocks=10**9))
 
 
 def test_requests_beyond_the_cache_wait_and_all_finish() -> None:

@@ -131,8 +131,9 @@ def test_without_prefix_caching_nothing_hits(model: Path) -> None:
         ("", "error: request '1': "),
         ("a" * 128, "error: request '1': prompt of 128 tokens must be shorter than max_model_len"),
         ("a" * 120, "needs 8 KV blocks, the cache has 4"),
+        ("a\udcff", "error: request '1': the prompt is not valid Unicode text"),
     ],
-    ids=["empty", "too long", "never fits"],
+    ids=["empty", "too long", "never fits", "not text"],
 )
 def test_one_bad_prompt_is_an_error_line_and_the_others_finish(
     model: Path, bad: str, message: str
@@ -164,6 +165,7 @@ def test_one_bad_prompt_is_an_error_line_and_the_others_finish(
         (("--max-model-len", "1000"), "max_model_len=1000: must be at most 512"),
         (("--max-num-seqs", "0"), "max_num_seqs=0"),
         (("--block-size", "0"), "block_size=0"),
+        (("--block-size", "12"), "block_size=12: must be one of 16, 32, 64, 128"),
         (("--num-blocks", "1"), "num_blocks=1"),
         (("--max-num-batched-tokens", "2"), "max_num_batched_tokens=2"),
         (("--dtype", "float16"), "dtype='float16': must be one of float32, bfloat16"),
@@ -202,6 +204,13 @@ def test_chat_without_a_template_is_one_error(tmp_path: Path) -> None:
     result = generate(folder, "the", "--chat")
     assert result.status == 2
     assert "error: the model has no chat template" in result.err
+
+
+def test_nothing_runs_when_every_prompt_is_refused(model: Path) -> None:
+    result = generate(model, "", "--json")
+    assert result.status == 1
+    assert result.json["steps"] == []
+    assert "warming up" not in result.err
 
 
 def test_max_tokens_below_one_refuses_every_prompt(model: Path) -> None:

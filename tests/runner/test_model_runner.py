@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from segattn.runner.compile_plan import CompilePlan
 from segattn.runner.llama import Llama
 from segattn.runner.model_runner import ModelRunner, StepResult, greedy
+from segattn.runner.paged_cache import PagedKVCache
 from segattn.runner.plain_forward import plain_logits
 from segattn.scheduler import CachedRequestData, NewRequestData, SchedulerConfig, SchedulerOutput
 
@@ -39,10 +40,10 @@ def poisoned_model() -> Llama:
 
 def poisoned_runner(model: Llama) -> ModelRunner:
     """A runner whose whole cache, block 0 included, is NaN before the first step."""
-    runner = ModelRunner(model, SCHEDULING, CompilePlan(SCHEDULING), kv_segment_size=128)
-    runner.cache.keys.fill(np.nan)
-    runner.cache.values.fill(np.nan)
-    return runner
+    cache = PagedKVCache(CONFIG, SCHEDULING.num_blocks, SCHEDULING.block_size, model.dtype)
+    cache.keys.fill(np.nan)
+    cache.values.fill(np.nan)
+    return ModelRunner(model, CompilePlan(SCHEDULING), cache, kv_segment_size=128)
 
 
 def greedy_tokens(model: Llama, prompt: list[int], num_tokens: int) -> list[int]:
