@@ -46,6 +46,8 @@ class Core:
         found = self.arenas.get(region)
         if found is None:
             found = self.arenas[region] = Arena(region)
+            if region is PSUM:
+                found.serial = self.banks.serial
         return found
 
     def new_tile(
@@ -67,6 +69,7 @@ class Core:
         self.uses[region].append(storage.use)
         if region is PSUM:
             storage.first_byte = self.banks.place(storage)
+            storage.serial = self.banks.serial
         return storage
 
     def new_hbm(self, region: MemoryRegion, nbytes: int, name: str, identity: object) -> Storage:

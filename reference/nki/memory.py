@@ -91,6 +91,8 @@ class BankAllocator:
     """
 
     def __init__(self) -> None:
+        self.serial = new_serial()
+        """Identifies the core's PSUM in traces: a bank that is used again orders its users."""
         self.used = [0] * PSUM_NUM_BANKS
         self.next = 0
         self.rooms: dict[weakref.ref[Storage], tuple[int, int, int]] = {}
