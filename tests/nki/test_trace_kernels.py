@@ -143,3 +143,30 @@ def test_a_gather_counts_skipped_rows_and_reads_its_index() -> None:
     assert step.transfer is not None
     assert step.transfer.nbytes == 88 * 512
     assert step.stream == (0, "gpsimd")
+
+
+@nki.jit
+def moved_to(x: nl.NkiTensor, row: nl.NkiTensor) -> nl.NkiTensor:
+    """Stores to a fixed place, then to a row that only a register knows."""
+    out = nl.ndarray((4, 128, 128), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((128, 128), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=x)
+    for i in range(4):
+        nisa.dma_copy(dst=out[i], src=rows)
+    number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number, src=row)
+    register = nisa.register_alloc()
+    nisa.register_load(register, number)
+    nisa.dma_copy(
+        dst=out.ap([[128, 128], [1, 128]], scalar_offset=register + 1, indirect_dim=0), src=rows
+    )
+    return out
+
+
+def test_an_address_from_a_register_may_be_any_and_waits_for_the_register() -> None:
+    launch = traced(moved_to, ROWS, np.array([[1]], np.int32))
+    last = len(launch.records) - 1
+    edges = hazards(launch.records)[last]
+    assert {e.producer for e in edges if e.hazard == "WAW"} == {1, 2, 3, 4}
+    awaited = {launch.records[e.producer].opcode for e in edges if e.hazard == "RAW"}
+    assert awaited == {"dma_copy", "register_load"}
