@@ -60,7 +60,10 @@ class VirtualRegister(NKIObject):
     def _combine(self, other: SupportsIndex, how: Callable[[int, int], int]) -> VirtualRegister:
         if not isinstance(other, SupportsIndex):
             return NotImplemented
-        return VirtualRegister(how(self.__index__(), other.__index__()))
+        result = VirtualRegister(how(self.__index__(), other.__index__()))
+        # Registers have no arithmetic instruction to record: the sum waits for what set `self`.
+        result._access = self.access
+        return result
 
     def __lt__(self, other: SupportsIndex) -> bool:
         return self.__index__() < other.__index__()
