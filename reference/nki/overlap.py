@@ -3,127 +3,155 @@
 from __future__ import annotations
 
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 
-from .dtypes import Array
 from .errors import kernel_line
 from .storage import Storage, View, Watch
 from .strict import violation
 
 
-class Box:
-    """Partitions and bytes per partition that a tile occupies; ends are exclusive."""
+class Box(NamedTuple):
+    """A rectangle of partitions p0..p1 and bytes b0..b1 of each; the ends are exclusive."""
 
-    __slots__ = ("bytes", "partitions")
+    p0: int
+    p1: int
+    b0: int
+    b1: int
 
-    def __init__(self, storage: Storage) -> None:
-        rows = storage.nbytes // storage.row_bytes
-        self.partitions = (storage.start, storage.start + rows)
-        self.bytes = (storage.first_byte, storage.first_byte + storage.row_bytes)
+    def meet(self, other: Box) -> Box | None:
+        """The common part, None when there is none."""
+        p0, p1 = max(self.p0, other.p0), min(self.p1, other.p1)
+        b0, b1 = max(self.b0, other.b0), min(self.b1, other.b1)
+        return Box(p0, p1, b0, b1) if p0 < p1 and b0 < b1 else None
 
-    def meets(self, other: Box) -> bool:
-        """Whether the two share a byte."""
-        return all(
-            mine[0] < theirs[1] and theirs[0] < mine[1]
-            for mine, theirs in (
-                (self.partitions, other.partitions),
-                (self.bytes, other.bytes),
-            )
+    def without(self, other: Box) -> list[Box]:
+        """What remains outside `other`: up to four rectangles."""
+        common = self.meet(other)
+        if common is None:
+            return [self]
+        parts = (
+            Box(self.p0, common.p0, self.b0, self.b1),
+            Box(common.p1, self.p1, self.b0, self.b1),
+            Box(common.p0, common.p1, self.b0, common.b0),
+            Box(common.p0, common.p1, common.b1, self.b1),
         )
+        return [part for part in parts if part.p0 < part.p1 and part.b0 < part.b1]
+
+
+def box_of_tile(storage: Storage) -> Box:
+    """The rectangle of a whole tile."""
+    return Box(
+        storage.start,
+        storage.start + storage.num_rows,
+        storage.first_byte,
+        storage.first_byte + storage.row_bytes,
+    )
+
+
+def boxes_of_view(storage: Storage, view: View) -> list[Box]:
+    """Rectangles that hold exactly the bytes of a view; neighbouring bytes are joined."""
+    layout = view.layout
+    size = layout.itemsize
+    start = layout.start if layout.strides[0] else storage.start + view.offset // layout.row
+    stop = start + (layout.partitions if layout.strides[0] else 1)
+    first = storage.first_byte + layout.free_byte(view.offset)
+    if layout.dense:
+        return [Box(start, stop, first, first + layout.free * size)]
+    elements = np.zeros(1, np.int64)
+    for n, step in zip(layout.shape[1:], layout.strides[1:], strict=True):
+        elements = (elements[:, None] + step * np.arange(n)).reshape(-1)
+    elements = np.unique(elements)
+    breaks = np.flatnonzero(np.diff(elements) != 1)
+    starts = elements[np.r_[0, breaks + 1]] * size + first
+    ends = (elements[np.r_[breaks, len(elements) - 1]] + 1) * size + first
+    return [Box(start, stop, int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
 
 
 class OverlapWatch(Watch):
     """Bytes of one tile that a write through an overlapping tile has replaced.
 
-    `lost` is a byte map of the tile, [partitions, bytes per partition]; `by` names the writer.
+    `own` holds disjoint rectangles that were last written through this tile, `lost` those that
+    were until another tile wrote there; `by` names the last such writer. Bytes that only another
+    tile ever wrote are in neither: reading them is how kernels alias memory on purpose.
     """
 
-    __slots__ = ("box", "by", "lost", "peers")
+    __slots__ = ("box", "by", "lost", "own", "peers")
 
     def __init__(self, storage: Storage) -> None:
-        self.box = Box(storage)
+        self.box = box_of_tile(storage)
         self.peers: list[weakref.ref[Storage]] = []
-        self.lost: Array | None = None
+        # which bytes an earlier, unwatched tile wrote is not known: all of them, if any
+        self.own = [self.box] if storage.version else []
+        self.lost: list[Box] = []
         self.by = ""
 
     def before_read(self, storage: Storage, view: View, instruction: str, operand: str) -> None:
-        if self.lost is not None and _own_bytes(self.lost, view).any():
-            violation(
-                "address_overlap",
-                f"{instruction}: operand {operand} {storage.name!r} (partitions "
-                f"{self.box.partitions}, bytes {self.box.bytes}) was overwritten by {self.by}, "
-                "which lies at an overlapping address; use disjoint addresses or read it before",
-            )
+        if not self.lost:
+            return
+        for box in boxes_of_view(storage, view):
+            if any(box.meet(lost) for lost in self.lost):
+                violation(
+                    "address_overlap",
+                    f"{instruction}: operand {operand} {storage.name!r} (partitions "
+                    f"{self.box.p0}..{self.box.p1 - 1}, bytes {self.box.b0}..{self.box.b1 - 1}) "
+                    f"was overwritten by {self.by}, which lies at an overlapping address; use "
+                    "disjoint addresses or read it before",
+                )
+                return
 
     def before_write(self, storage: Storage, view: View, instruction: str) -> None:
-        if self.lost is not None:
-            _own_bytes(self.lost, view)[...] = 0
-        touched: Array | None = None
+        boxes = boxes_of_view(storage, view)
+        if boxes == [self.box]:
+            self.own, self.lost = boxes, []
+        elif self.own != [self.box]:
+            for box in boxes:
+                self.own = [*_outside(self.own, box), box]
+                self.lost = _outside(self.lost, box)
+        gone = False
         for ref in self.peers:
             peer = ref()
-            if peer is None or not isinstance(peer.watch, OverlapWatch):
-                continue
-            if touched is None:
-                touched = _touched_bytes(storage, view)
-            peer.watch.lose(peer, touched, f"{instruction} to {storage.name!r}")
+            if peer is None:
+                gone = True
+            elif isinstance(peer.watch, OverlapWatch):
+                peer.watch.lose(peer, boxes, instruction, storage.name)
+        if gone:
+            self.peers = [ref for ref in self.peers if ref() is not None]
 
-    def lose(self, storage: Storage, touched: Array, by: str) -> None:
-        """Bytes `touched` of the arena [n, (partition, byte)] were written through another tile."""
+    def lose(self, storage: Storage, boxes: list[Box], instruction: str, writer: str) -> None:
+        """These rectangles were written through another tile."""
         storage.version += 1
-        (p0, p1), (b0, b1) = self.box.partitions, self.box.bytes
-        partition, byte = touched
-        inside = (partition >= p0) & (partition < p1) & (byte >= b0) & (byte < b1)
-        if not inside.any():
+        if not self.own:
             return
-        if self.lost is None:
-            self.lost = np.zeros(storage.nbytes, np.uint8)
-        row = storage.row_bytes
-        self.lost[(partition[inside] - p0) * row + byte[inside] - b0] = 1
-        file, line = kernel_line()
-        self.by = f"{by} ({file}:{line})"
+        before = len(self.lost)
+        for box in boxes:
+            if box.meet(self.box) is not None:
+                self.lost += [part for own in self.own if (part := own.meet(box)) is not None]
+                self.own = _outside(self.own, box)
+        if len(self.lost) > before:
+            file, line = kernel_line()
+            self.by = f"{instruction} to {writer!r} ({file}:{line})"
 
 
-def _own_bytes(lost: Array, view: View) -> Array:
-    """The part of a tile's byte map under a view: all bytes of each element."""
-    layout = view.layout
-    size = layout.itemsize
-    return np.ndarray(
-        (*layout.shape, size),
-        np.uint8,
-        lost,
-        view.offset * size,
-        (*(s * size for s in layout.strides), 1),
-    )
-
-
-def _touched_bytes(storage: Storage, view: View) -> Array:
-    """(partition, byte) of every byte of a view, [2, n]."""
-    layout = view.layout
-    flat = np.asarray(view.offset)
-    for n, step in zip(layout.shape, layout.strides, strict=True):
-        flat = (flat[..., None] + step * np.arange(n)).reshape(-1)
-    partition, element = np.divmod(flat, layout.row)
-    byte = element[:, None] * layout.itemsize + np.arange(layout.itemsize)
-    wide = np.broadcast_to(partition[:, None], byte.shape)
-    return np.stack([wide.reshape(-1) + storage.start, byte.reshape(-1) + storage.first_byte])
+def _outside(boxes: list[Box], hole: Box) -> list[Box]:
+    return [part for box in boxes for part in box.without(hole)]
 
 
 def connect(tile: Storage, others: list[weakref.ref[Storage]]) -> list[weakref.ref[Storage]]:
     """Watch `tile` and the live tiles that overlap it; returns the live tiles, `tile` included."""
     alive = []
-    box = Box(tile)
+    box = box_of_tile(tile)
     for ref in others:
         other = ref()
         if other is None:
             continue
         alive.append(ref)
-        if not box.meets(Box(other)):
+        if box.meet(box_of_tile(other)) is None:
             continue
-        for storage in (tile, other):
+        for storage, peer in ((tile, other), (other, tile)):
             if storage.watch is None:
                 storage.watch = OverlapWatch(storage)
-        for storage, peer in ((tile, other), (other, tile)):
             if isinstance(storage.watch, OverlapWatch):
                 storage.watch.peers.append(weakref.ref(peer))
     alive.append(weakref.ref(tile))

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import (
@@ -192,6 +194,54 @@ def test_a_second_tile_at_the_address_of_a_written_one_reads_its_bytes() -> None
         return out
 
     np.testing.assert_array_equal(kernel(), np.full((128, 4), 5.0))
+
+
+@st.composite
+def _accesses(draw: st.DrawFn) -> list[tuple[int, bool, int, int, int]]:
+    """(tile, whether it writes, first column, columns, step) for three overlapping tiles."""
+    steps = []
+    for _ in range(draw(st.integers(1, 10))):
+        first, step = draw(st.integers(0, 7)), draw(st.integers(1, 2))
+        num = draw(st.integers(1, (8 - first + step - 1) // step))
+        steps.append((draw(st.integers(0, 2)), draw(st.booleans()), first, num, step))
+    return steps
+
+
+@given(_accesses(), st.lists(st.integers(0, 8), min_size=3, max_size=3))
+def test_a_read_fails_exactly_when_it_meets_bytes_its_tile_wrote_and_another_replaced(
+    steps: list[tuple[int, bool, int, int, int]], columns: list[int]
+) -> None:
+    """Tiles of 8 float32 columns at the given columns of one row of memory."""
+    outcome: list[str] = []
+
+    @nki.jit
+    def kernel() -> None:
+        everything = nl.ndarray((1, 16), dtype=nl.float32, address=(0, 0))
+        nisa.memset(everything, 0.0)
+        tiles = [nl.ndarray((1, 8), dtype=nl.float32, address=(0, 4 * c)) for c in columns]
+        # per tile and column of memory: 0 never written by it, 1 its own, 2 replaced
+        state = np.zeros((3, 16), np.int64)
+        for tile, writes, first, num, step in steps:
+            view = tiles[tile][:, first : first + num * step : step]
+            touched = columns[tile] + np.arange(first, first + num * step, step)[: view.shape[1]]
+            if writes:
+                nisa.memset(view, 1.0)
+                for other in range(3):
+                    if other != tile:
+                        mine = state[other, touched]
+                        state[other, touched] = np.where(mine == 1, 2, mine)
+                state[tile, touched] = 1
+                continue
+            expected = bool((state[tile, touched] == 2).any())
+            try:
+                nisa.tensor_copy(nl.ndarray(view.shape, dtype=nl.float32), view)
+                failed = False
+            except NkiValidationError:
+                failed = True
+            outcome.append("same" if failed == expected else "different")
+
+    kernel()
+    assert "different" not in outcome
 
 
 @nki.jit
