@@ -25,14 +25,19 @@ class Pins:
 
         A test named after the API comes first, then the one that mentions the fewest names.
         """
+        users = self.users(module, name)
+        plain = name.split(".")[-1].strip("_")
+        users.sort(key=lambda test: (plain not in test.label, len(test.names), test.label))
+        return users[0].label if users else ""
+
+    def users(self, module: str, name: str) -> list[_Test]:
+        """Return the tests that mention a name."""
         wanted = name if "." in name else f"{module}.{name}"
         users = [test for test in self.tests if wanted in test.names]
         if not users and "." in name:
             # A method or attribute is reached through an instance: any mention counts.
             users = [test for test in self.tests if f".{name.split('.')[1]}" in test.names]
-        plain = name.split(".")[-1].strip("_")
-        users.sort(key=lambda test: (plain not in test.label, len(test.names), test.label))
-        return users[0].label if users else ""
+        return users
 
 
 def read_pins(folder: Path) -> Pins:

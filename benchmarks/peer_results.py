@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..reference import nki
-from ..reference.nki.errors import CoreRaceError
+from ..reference.nki.errors import CoreRaceError, UninitializedReadError
 from ..reference.nki.strict import strict
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -20,10 +20,14 @@ class PeerMismatchError(AssertionError):
 
 @dataclass
 class Comparison:
-    """The largest difference relative to the largest reference value, and whether cores raced."""
+    """The largest difference relative to the largest reference value, and what strictness found.
+
+    `race` and `unwritten` are the messages of the rules, empty when they had nothing to say.
+    """
 
     error: float = 0.0
     race: str = ""
+    unwritten: str = ""
 
 
 @dataclass
@@ -45,8 +49,9 @@ def run_kernel(
 ) -> list[npt.NDArray[Any]]:
     """Run a kernel on copies of its inputs (by name or position), return its outputs in order.
 
-    A race between the two cores is noted in `comparison`, and the kernel then runs with that rule
-    at "warn".
+    A race between the two cores, or a read of elements that nothing has written, is noted in
+    `comparison`, and the kernel then runs with that rule at "warn": such elements are NaN, so they
+    did no harm if the outputs agree with the reference.
     """
     launch = kernel if hasattr(kernel, "__getitem__") else nki.jit(kernel)
 
@@ -57,9 +62,12 @@ def run_kernel(
 
     try:
         result = call()
-    except CoreRaceError as error:
-        comparison.race = str(error)
-        with strict(core_race="warn"):
+    except (CoreRaceError, UninitializedReadError) as error:
+        race = isinstance(error, CoreRaceError)
+        comparison.race = str(error) if race else ""
+        comparison.unwritten = "" if race else str(error)
+        levels: dict[str, Any] = {"core_race" if race else "uninitialized_read": "warn"}
+        with strict(**levels):
             result = call()
     outputs = result if isinstance(result, tuple | list) else [result]
     return [np.asarray(output) for output in outputs if output is not None]

@@ -91,6 +91,8 @@ class _Table:
             notes.append(f"race{', known' if known else ''}: {result.comparison.race}")
             if not known:
                 self.counts["failed"] += 1
+        if result.comparison.unwritten:
+            notes.append(f"harmless: {result.comparison.unwritten}")
         line = f"{kernel:24} {result.case:72} {error:>9} {result.seconds:8.2f}s"
         print(f"{line}  {'; '.join(filter(None, notes))}".rstrip(), flush=True)
 

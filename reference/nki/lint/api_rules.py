@@ -58,6 +58,12 @@ def keywords(scope: Scope) -> Iterator[Finding]:
                 yield scope.report(
                     Kind.REMOVED, "removed-keyword", keyword, message, change.replacement
                 )
+            elif (name, keyword.arg) in tables.DEPRECATED_KEYWORDS:
+                change = tables.DEPRECATED_KEYWORDS[name, keyword.arg]
+                message = f"{label}: {change.what}"
+                yield scope.report(
+                    Kind.DEPRECATED, "deprecated-api", keyword, message, change.replacement
+                )
             elif signature is not None and not _accepts(signature, keyword.arg):
                 use = _closest(keyword.arg, tuple(signature.parameters))
                 message = f"{label}: no such parameter"

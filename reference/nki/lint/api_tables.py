@@ -85,6 +85,9 @@ REMOVED_KEYWORDS = {
     ),
 }
 
+_CAST = "nothing: the dtype of dst decides"
 DEPRECATED_KEYWORDS = {
+    ("nki.isa.tensor_copy", "dtype"): Change("ignored since 0.3.0", _CAST),
+    ("nki.isa.scalar_tensor_tensor", "dtype"): Change("ignored since 0.3.0", _CAST),
     ("nki.jit", "mode"): Change("ignored since 0.3.0", "nothing: the framework is detected"),
 }
