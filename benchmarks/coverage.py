@@ -25,6 +25,8 @@ DOC_PATH = ROOT / "docs" / "nki_coverage.md"
 TESTS_PATH = ROOT / "tests" / "nki"
 TRN3 = "v4"
 _MISSING = object()
+_SECTION = re.compile(r"^## (\S+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(r"^\| `(.+?)` \| (.*?) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The signatures of the interpreter against the documented ones, and the coverage page."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,15 @@ import pytest
 
 from segattn.benchmarks.api_data import read_stubs, since
 from segattn.benchmarks.api_pins import read_pins
-from segattn.benchmarks.coverage import Row, coverage, drift, load_api, render
+from segattn.benchmarks.coverage import (
+    DOC_PATH,
+    Row,
+    coverage,
+    drift,
+    load_api,
+    render,
+    stale_rows,
+)
 
 STUB = '''
 """Module."""
@@ -38,6 +47,30 @@ def copy(dst, src=None, mode=mode.fast, **extra):
 
 def test_every_signature_that_exists_is_the_documented_one() -> None:
     assert drift(load_api()) == []
+
+
+def test_the_coverage_page_is_right_and_every_name_has_a_test() -> None:
+    pins = read_pins(Path(__file__).parent)
+    rows = coverage(load_api(), pins)
+    assert stale_rows(DOC_PATH.read_text(), rows, pins) == []
+    assert [row.name for row in rows if row.status == "missing" or not row.test] == []
+
+
+def test_a_page_with_a_wrong_status_or_test_is_stale(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("def test_iota():\n    nisa.iota(1)\n")
+    pins = read_pins(tmp_path)
+    right = Row("nki.isa", "iota", "v2", "implemented", "test_a.py::test_iota")
+    assert stale_rows(render([right]), [right], pins) == []
+    for wrong, message in (
+        (replace(right, status="missing"), "nki.isa.iota: missing, is implemented"),
+        (
+            replace(right, test="test_a.py::test_b"),
+            "nki.isa.iota: test_a.py::test_b does not use it",
+        ),
+        (replace(right, name="other"), "nki.isa.iota: not in the page, is implemented"),
+    ):
+        assert message in stale_rows(render([wrong]), [right], pins)
+    assert stale_rows(render([right]), [], pins) == ["nki.isa.iota: does not exist"]
 
 
 def test_the_names_that_only_trn3_has_are_those_the_documentation_marks() -> None:

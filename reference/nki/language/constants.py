@@ -9,6 +9,7 @@ from ..core import current
 from ..nkiobject import NKIObject
 from ..ops import token
 from ..regions import (
+    NUM_PARTITIONS,
     PRIVATE_HBM,
     PSUM,
     PSUM_BANK_BYTES,
@@ -66,8 +67,8 @@ class _TileSize(NKIObject):
 
     @property
     def sbuf_size_bytes(self) -> int:
-        """Usable bytes of SBUF per partition."""
-        return SBUF_USABLE_BYTES
+        """Physical bytes of SBUF, all partitions together."""
+        return NUM_PARTITIONS * SBUF_PARTITION_BYTES
 
     @property
     def sbuf_fmax_bytes(self) -> int:
@@ -81,8 +82,8 @@ class _TileSize(NKIObject):
 
     @property
     def total_available_sbuf_size(self) -> int:
-        """Physical bytes of SBUF per partition; deprecated since 0.4.0."""
-        return SBUF_PARTITION_BYTES
+        """The old name of sbuf_fmax_bytes; deprecated since 0.4.0."""
+        return SBUF_USABLE_BYTES
 
 
 tile_size = _TileSize()
