@@ -4,6 +4,7 @@ Blocks are numbered from 1 (0 is the null block) and taken in that order. Unless
 otherwise a block holds 4 tokens.
 """
 
+import gc
 from typing import Any
 
 import pytest
@@ -555,3 +556,15 @@ def test_a_discarded_frame_counts_its_drafts() -> None:
     assert (request.num_computed_tokens, request.async_tokens_to_discard) == (4, 0)
     outputs = update(scheduler, third, a=6)
     assert outputs[0].new_token_ids == [6]
+
+
+def test_nothing_of_ended_requests_is_kept() -> None:
+    scheduler = make(max_num_seqs=2, num_blocks=9)
+    for number in range(20):
+        add(scheduler, f"r{number}", 5, max_tokens=2)
+    while scheduler.has_requests():
+        output = scheduler.schedule()
+        update(scheduler, output, **dict.fromkeys(output.num_scheduled_tokens, 7))
+    gc.collect()
+    assert not [held for held in gc.get_objects() if isinstance(held, Request)]
+    assert scheduler.num_free_blocks == 8
