@@ -561,10 +561,11 @@ def test_a_discarded_frame_counts_its_drafts() -> None:
 def test_nothing_of_ended_requests_is_kept() -> None:
     scheduler = make(max_num_seqs=2, num_blocks=9)
     for number in range(20):
-        add(scheduler, f"r{number}", 5, max_tokens=2)
+        add(scheduler, f"ending {number}", 5, max_tokens=2)
     while scheduler.has_requests():
         output = scheduler.schedule()
         update(scheduler, output, **dict.fromkeys(output.num_scheduled_tokens, 7))
     gc.collect()
-    assert not [held for held in gc.get_objects() if isinstance(held, Request)]
+    held = [found for found in gc.get_objects() if isinstance(found, Request)]
+    assert [request for request in held if request.request_id.startswith("ending")] == []
     assert scheduler.num_free_blocks == 8
