@@ -100,11 +100,11 @@ def run_modelled(arguments: argparse.Namespace) -> int:
             f"interpreted in {interpreted:.1f} s",
             highlight=False,
         )
-        if arguments.stalls or arguments.path:
+        if arguments.stalls:
             from .cost_report import print_summary
 
             for result in results:
-                print_summary(result, arguments.stalls, arguments.path)
+                print_summary(result, arguments.stalls)
         if arguments.perfetto:
             arguments.perfetto.mkdir(parents=True, exist_ok=True)
             for number, result in enumerate(results):
@@ -136,7 +136,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
     made.add_argument("--only", default="", help="rows whose kernel or label contains this text")
     made.add_argument("--stalls", type=int, default=0, help="print this many stalls per launch")
-    made.add_argument("--path", action="store_true", help="print the critical path per launch")
     made.add_argument("--json", type=Path, help="write the results here")
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
     made.add_argument(

@@ -74,7 +74,8 @@ class SchedulingModel:
             raise ValueError(f"prompt of {len(prompt)} tokens, max_tokens={request.max_tokens}")
         if state.row_of(request.request_id) is not None:
             raise ValueError(f"request_id={request.request_id!r} is live")
-        reason = refusal(self.rules, self.rules.neuron, len(prompt), request.max_tokens)
+        counts = len(prompt), request.max_tokens, request.min_tokens
+        reason = refusal(self.rules, self.rules.neuron, *counts)
         if reason is not None:
             raise ValueError(reason)
         salt = request.salt or ""
@@ -132,7 +133,7 @@ class SchedulingModel:
         if reset_running_requests:
             for row in state.running[::-1]:
                 preempt(self.rules, state, int(row))
-                state.requests["discard"][row] = state.requests["placeholders"][row]
+                state.requests["discard"][row] += state.requests["placeholders"][row]
                 state.requests["placeholders"][row] = 0
             state.previous = integers()
         return forget_prefixes(self.rules, state)

@@ -132,12 +132,17 @@ def schedule_neuron(rules: Rules, neuron: NeuronRules, state: State) -> Decision
     return decision
 
 
-def refusal(rules: Rules, neuron: NeuronRules | None, prompt: int, max_tokens: int) -> str | None:
-    """Why a request of this size can never be served, None if it can."""
+def refusal(
+    rules: Rules, neuron: NeuronRules | None, prompt: int, max_tokens: int, min_tokens: int
+) -> str | None:
+    """Why a request of these token counts can never be served, None if it can."""
     if neuron is None or not neuron.refuse_unschedulable:
         return None
-    if prompt >= rules.max_model_len:
-        return f"prompt of {prompt} tokens: must be below max_model_len={rules.max_model_len}"
+    longest = rules.max_model_len
+    if prompt >= longest:
+        return f"prompt of {prompt} tokens: must be below max_model_len={longest}"
+    if min_tokens > min(max_tokens, longest - prompt):
+        return f"min_tokens={min_tokens} is more than it may generate"
     needed, usable = rules.blocks_ever_needed(prompt, max_tokens), rules.num_blocks - 1
     if needed > usable:
         return f"needs {needed} blocks of {usable}"

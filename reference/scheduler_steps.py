@@ -239,18 +239,18 @@ def append_tokens(rules: Rules, state: State, row: int, new_tokens: IntArray) ->
 def receive(rules: Rules, state: State, row: int, drafts: IntArray, sampled: IntArray) -> Emitted:
     """Account for one request's model output; the record has no tokens if the frame was stale."""
     request = state.requests
-    if len(drafts) and len(sampled):
+    status = Status(request["status"][row])
+    if not len(sampled):
+        return Emitted(row, integers(), status)
+    if request["discard"][row] > 0:  # in flight when a cache reset preempted the request
+        request["discard"][row] -= 1 + len(drafts)
+        return Emitted(row, integers(), status)
+    if len(drafts):
         rejected = len(drafts) - (len(sampled) - 1)
         if request["computed"][row] > 0:
             request["computed"][row] -= rejected
         if request["placeholders"][row] > 0:
             request["placeholders"][row] -= rejected
-    status = Status(request["status"][row])
-    if not len(sampled):
-        return Emitted(row, integers(), status)
-    if request["discard"][row] > 0:
-        request["discard"][row] -= 1
-        return Emitted(row, integers(), status)
     emitted = append_tokens(rules, state, row, sampled)
     if rules.async_scheduling:
         request["placeholders"][row] -= len(emitted.new_tokens)

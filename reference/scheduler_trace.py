@@ -1,8 +1,9 @@
 """Traces of the scheduling model: JSON events in, the same events with its observations out.
 
-The format is that of the golden traces in tests/data: `["add", {...}]`, `["abort", ids, done]`,
-`["reset", running, result, queues]`, `["pause", state]`, `["drafts", [[id, tokens], ...]]`,
-`["schedule", step, observation]`, `["update", step, sampled, observation]`.
+The format is that of the golden traces in tests/data: `["add", {...}]` (a third element
+"RequestError" says that it is refused), `["abort", ids, done]`, `["reset", running, result,
+queues]`, `["pause", state]`, `["drafts", [[id, tokens], ...]]`, `["schedule", step, observation]`,
+`["update", step, sampled, observation]`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -53,10 +54,13 @@ class ModelTrace:
         kind, arguments = event[0], event[1:]
         return [kind, *getattr(self, f"_{kind}")(*arguments)]
 
-    def _add(self, given: dict[str, Any]) -> Event:
+    def _add(self, given: dict[str, Any], *_: object) -> Event:
         keywords = {name: value for name, value in given.items() if name != "id"}
         keywords.setdefault("eos", EOS_OF_TRACES)
-        self.model.add_request(NewRequest(given["id"], **keywords))
+        try:
+            self.model.add_request(NewRequest(given["id"], **keywords))
+        except ValueError:
+            return [given, "RequestError"]
         self.unreported.append(len(self.model.state.ids) - 1)
         return [given]
 

@@ -31,7 +31,6 @@ COMMANDS = {
     "timeline": Command(
         "runner.timeline:main", "turn a report of generate into a Perfetto trace or a page"
     ),
-    "buckets": Command("runner.buckets:main", "plan bucket lists from reports of generate"),
     "env": Command("runner.env:main", "print what a bug report needs"),
     "lint": Command(
         "reference.nki.lint.command:main", "check NKI kernels against the compiler's Python subset"
@@ -39,6 +38,12 @@ COMMANDS = {
     "bench": Command("benchmarks.command:main", "benchmarks: kernels, calibration, ..."),
     "trace": Command(
         "benchmarks.trace_command:main", "run a script and model every NKI kernel that it launches"
+    ),
+    "fuzz": Command(
+        "benchmarks.fuzz:main", "compare a scheduler with the NumPy model on random work"
+    ),
+    "explore": Command(
+        "benchmarks.explore:main", "walk every reachable state of small Neuron schedulers"
     ),
     "replay": Command("scheduler.replay:main", "replay recorded traces of vLLM's scheduler"),
 }

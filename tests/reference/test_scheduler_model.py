@@ -141,8 +141,10 @@ def test_the_model_refuses_what_can_never_be_served() -> None:
         NewRequest("none", [1], 0),
         NewRequest("long", [1] * 16, 1),
         NewRequest("big", [1] * 11, 3),
+        NewRequest("endless", [1] * 6, 11, min_tokens=11),
+        NewRequest("contradictory", [1] * 6, 2, min_tokens=3),
     ):
-        with pytest.raises(ValueError, match=r"prompt|block"):
+        with pytest.raises(ValueError, match=r"prompt|block|min_tokens"):
             model.add_request(request)
     assert not model.has_requests()
     model.add_request(NewRequest("fits", [1] * 11, 2))

@@ -1,0 +1,106 @@
+"""Which features of a scheduler a run of events has exercised."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+FEATURES = (
+    "steps",
+    "empty steps",
+    "new requests",
+    "prefix hits",
+    "prefill chunks",
+    "preemptions",
+    "resumes",
+    "resumes that hit the cache",
+    "refused requests",
+    "aborts while waiting",
+    "aborts while running",
+    "aborts with a step in flight",
+    "late deliveries",
+    "cache resets",
+    "cache resets refused",
+    "cache resets that preempt",
+    "pauses",
+    "drafts scheduled",
+    "drafts rejected",
+    "padding tokens",
+    "finished: stop",
+    "finished: length",
+)
+
+
+class Coverage:
+    """Counts of `FEATURES`, fed with observed events."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._running: list[str] = []
+        self._drafts: dict[int, dict[str, int]] = {}
+        self._prompts: dict[str, int] = {}
+        self._padding = 0
+
+    def missing(self) -> list[str]:
+        """Features that no event has exercised."""
+        return [name for name in FEATURES if not self.counts[name]]
+
+    def start_run(self) -> None:
+        """Forget the scheduler of the previous run, keep the counts."""
+        self._running, self._drafts, self._prompts, self._padding = [], {}, {}, 0
+
+    def see(self, event: list[Any]) -> None:
+        """Count what this event exercised."""
+        kind = event[0]
+        if kind == "add":
+            self.counts["refused requests"] += len(event) > 2
+            self._prompts[event[1]["id"]] = len(event[1]["prompt"])
+        elif kind == "abort":
+            self._see_abort(event[2])
+        elif kind == "reset":
+            name = "cache resets that preempt" if event[1] else "cache resets"
+            self.counts[name if event[2] else "cache resets refused"] += 1
+        elif kind == "pause":
+            self.counts["pauses"] += event[1] > 0
+        elif kind == "schedule" and "error" not in event[2]:
+            self._see_step(event[1], event[2])
+        elif kind == "update":
+            self._see_update(event[1], event[2], event[3])
+
+    def _see_abort(self, ids: list[str]) -> None:
+        for name in ids:
+            running = name in self._running
+            self.counts["aborts while running" if running else "aborts while waiting"] += 1
+            self.counts["aborts with a step in flight"] += bool(running and self._drafts)
+
+    def _see_step(self, step: int, seen: Mapping[str, Any]) -> None:
+        counts, tokens = self.counts, dict(seen["nst"])
+        resumed = [entry for entry in seen["cached"] if entry[4]]
+        started = [(name, hit) for name, hit, _ in seen["new"]]
+        started += [(entry[0], entry[1]) for entry in seen["cached"]]
+        counts["steps"] += 1
+        counts["empty steps"] += not tokens
+        counts["new requests"] += len(seen["new"])
+        counts["prefix hits"] += sum(hit > 0 for _, hit, _ in seen["new"])
+        counts["preemptions"] += len(seen["pre"])
+        counts["resumes"] += len(resumed)
+        counts["resumes that hit the cache"] += sum(entry[1] > 0 for entry in resumed)
+        counts["prefill chunks"] += sum(
+            computed + tokens[name] < self._prompts[name] for name, computed in started
+        )
+        counts["padding tokens"] += seen.get("padtot", 0) - self._padding
+        self._padding = seen.get("padtot", 0)
+        drafts = {name: len(values) for name, values in seen.get("spec", [])}
+        counts["drafts scheduled"] += sum(drafts.values())
+        self._drafts[step] = drafts
+        self._running = list(seen["running"])
+
+    def _see_update(self, step: int, sampled: list[list[Any]], seen: Mapping[str, Any]) -> None:
+        drafts = self._drafts.pop(step)
+        self.counts["late deliveries"] += bool(self._drafts)
+        for name, values in sampled:
+            if values and name in drafts:
+                self.counts["drafts rejected"] += drafts[name] - (len(values) - 1)
+        for _, _, reason, _ in seen["outs"]:
+            if reason in ("stop", "length"):
+                self.counts[f"finished: {reason}"] += 1
+        self._running = list(seen["running"])

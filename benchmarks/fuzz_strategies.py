@@ -1,0 +1,97 @@
+"""Hypothesis strategies: small scheduler configurations and requests that collide a lot.
+
+Two or three token values and short blocks make prefix hits, evictions and preemptions frequent;
+limits are drawn so that every bound of a scheduler is met often.
+"""
+
+from itertools import cycle, islice
+from typing import Any
+
+from ..reference.paging import num_blocks_for
+from ..runner.extras import MissingExtraError
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise MissingExtraError("hypothesis", "test") from error
+
+TOKENS = (5, 6, 7)
+EOS = 2
+
+
+@st.composite
+def configs(draw: st.DrawFn, kind: str) -> dict[str, Any]:
+    """Keyword arguments of a scheduler configuration, as a trace stores them."""
+    max_model_len = draw(st.integers(3, 24))
+    max_num_seqs = draw(st.integers(1, 4))
+    chunked = draw(st.booleans())
+    least_budget = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
+    budget = draw(st.integers(least_budget, least_budget + 12))
+    block_size = draw(st.integers(1, 5))
+    whole = num_blocks_for(max_model_len, block_size)
+    config: dict[str, Any] = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": budget,
+        "max_model_len": max_model_len,
+        "block_size": block_size,
+        "num_blocks": draw(st.integers(1 + (whole + 1) // 2, 1 + 3 * whole)),
+        "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
+        "enable_chunked_prefill": chunked,
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3])),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.4])),
+    }
+    if draw(st.booleans()) and chunked:
+        config["max_num_scheduled_tokens"] = draw(st.integers(1, budget))
+    config["num_speculative_tokens"] = draw(st.sampled_from([0, 0, 1, 3]))
+    if config["num_speculative_tokens"]:
+        config["num_lookahead_tokens"] = draw(
+            st.sampled_from([0, config["num_speculative_tokens"]])
+        )
+    if kind.startswith("neuron") and draw(st.booleans()):
+        last = min(budget, max_model_len)
+        inner = draw(st.sets(st.integers(1, last), max_size=3))
+        config["num_batched_tokens_buckets"] = sorted(inner | {last})
+    return config
+
+
+@st.composite
+def default_policies(draw: st.DrawFn) -> dict[str, Any]:
+    """Default Neuron policy with or without its two options, as fields that differ."""
+    changes: dict[str, Any] = {}
+    if draw(st.booleans()):
+        changes["max_consecutive_prefills"] = draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        changes["kv_admission"] = "reserved"
+    return changes
+
+
+@st.composite
+def requests(draw: st.DrawFn, max_model_len: int, request_id: str, now: int) -> dict[str, Any]:
+    """The argument of an `add` event; one in a while is a request that can never be served."""
+    length = draw(st.integers(1, max_model_len))
+    text = draw(st.sampled_from([TOKENS[:1], TOKENS[:1], TOKENS[:2], TOKENS[1:]]))
+    request: dict[str, Any] = {
+        "id": request_id,
+        "prompt": list(islice(cycle(text), length)),
+        "max_tokens": draw(st.integers(1, max_model_len)),
+        "arrival": float(draw(st.integers(0, now))),
+    }
+    options: dict[str, st.SearchStrategy[Any]] = {
+        "priority": st.integers(0, 2),
+        "eos": st.none(),
+        "stop": st.just([TOKENS[2]]),
+        "min_tokens": st.integers(1, max_model_len // 2),
+        "salt": st.sampled_from(["x", "y"]),
+        "skip_read": st.just(True),
+    }
+    for name in sorted(draw(st.sets(st.sampled_from(sorted(options)), max_size=2))):
+        request[name] = draw(options[name])
+    return request
+
+
+def sampled_tokens(count: int) -> st.SearchStrategy[list[int]]:
+    """What the model returns for one request: `count` tokens, seldom one that ends it."""
+    values = (*TOKENS[:2], *TOKENS[:2], *TOKENS[:2], TOKENS[2], EOS)
+    return st.lists(st.sampled_from(values), min_size=count, max_size=count)

@@ -1,0 +1,234 @@
+"""The explorer walks all states, finds known deadlocks, and notices every kind of broken rule."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from segattn.benchmarks.clone import Cloner
+from segattn.benchmarks.explore import POLICIES, Size, describe_path, main, worlds
+from segattn.benchmarks.explorer import (
+    CLONER,
+    Exploration,
+    Situation,
+    World,
+    actions,
+    explore,
+    key_of,
+    perform,
+)
+from segattn.scheduler import (
+    NeuronPolicy,
+    NeuronScheduler,
+    Request,
+    SchedulerConfig,
+)
+from segattn.scheduler.block_pool import BlockPool
+from segattn.scheduler.kv_cache_manager import KVCacheManager
+from segattn.scheduler.neuron import NeuronRules
+
+SIZES = ((1, 1, 0), (1, 2, 0), (2, 2, 0))
+
+
+def small_world(policy: NeuronPolicy | None = None, depth: int = 1, **changes: Any) -> World:
+    numbers: dict[str, Any] = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 2,
+        "max_model_len": 4,
+        "block_size": 2,
+        "num_blocks": 5,
+        "num_batched_tokens_buckets": [1, 2],
+    }
+    config = SchedulerConfig(**(numbers | changes))
+    return World(config, policy or NeuronPolicy(), SIZES, 2, depth)
+
+
+def test_no_rule_is_broken_in_any_state_of_the_smallest_configurations() -> None:
+    every = list(worlds(Size(2, 2, 2), POLICIES["default"]))
+    found = [explore(world) for world in every]
+    assert [result.violation for result in found] == [None] * len(every)
+
+
+def test_no_rule_is_broken_in_every_fortieth_configuration_of_the_next_size() -> None:
+    for world in islice(worlds(Size(2, 3, 3), POLICIES["default"]), 0, None, 40):
+        assert explore(world).violation is None, world
+
+
+def test_the_documented_policy_deadlocks_by_counting_the_null_block() -> None:
+    world = World(
+        SchedulerConfig(2, 3, 3, 3, 2, enable_prefix_caching=False),
+        NeuronPolicy.documented(),
+        ((1, 2, 0),),
+        2,
+        1,
+    )
+    found = explore(world)
+    assert found.violation is not None
+    assert found.violation.startswith("a deadlock")
+    assert list(describe_path(world, found.path)) == [
+        "add r0: prompt of 1 tokens, max_tokens=2",
+        "add r1: prompt of 1 tokens, max_tokens=2",
+        "schedule: r0",
+        "deliver the output of the oldest step",
+        "schedule",
+    ]
+
+
+def test_the_command_prints_the_shortest_way_into_the_documented_deadlock(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--policy", "documented"]) == 1
+    printed = capsys.readouterr().out
+    assert "a deadlock" in printed
+    assert "1. add r0" in printed
+
+
+def test_the_command_counts_the_states_of_the_default_policy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--requests", "1", "--max-model-len", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "no rule is broken" in printed
+
+
+def nothing(*_: object) -> None:
+    """Replaces a step that the rule needs."""
+
+
+def always(*_: object) -> bool:
+    return True
+
+
+def leak(self: BlockPool, blocks: list[int]) -> None:
+    """Gives back all blocks but one."""
+    RELEASE(self, blocks[1:])
+
+
+def take_twice(self: BlockPool, num_blocks: int) -> list[int]:
+    """Hands out the first free block and leaves it free."""
+    blocks = TAKE(self, num_blocks)
+    RELEASE(self, blocks[:1])
+    return blocks
+
+
+def newest_first(self: NeuronRules) -> dict[str, Any]:
+    """Shows the base the waiting request that came last."""
+    held = self.holdback_queues["waiting"]
+    newest = list(held)[-1:]
+    for request in newest:
+        held.remove_request(request)
+        self.waiting.add_request(request)
+    return {}
+
+
+RELEASE, TAKE = BlockPool.release, BlockPool.take
+
+FAULTS: list[tuple[str, type, str, Callable[..., Any]]] = [
+    ("prefill and decode in one step", NeuronRules, "_separate_phases", nothing),
+    ("blocks lost", BlockPool, "release", leak),
+    ("free twice or free and owned", BlockPool, "take", take_twice),
+    ("admission out of turn", NeuronRules, "_show_admitted", newest_first),
+    ("blocks lost", KVCacheManager, "free", nothing),
+]
+
+
+@pytest.mark.parametrize(("broken", "owner", "name", "fault"), FAULTS)
+def test_a_fault_in_the_scheduler_breaks_a_rule(
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    owner: type,
+    name: str,
+    fault: Callable[..., Any],
+) -> None:
+    monkeypatch.setattr(owner, name, fault)
+    assert broken in violation_of(explore(small_world(enable_prefix_caching=False)))
+
+
+def violation_of(found: Exploration) -> str:
+    assert found.violation is not None
+    return found.violation
+
+
+def test_admission_without_regard_to_blocks_preempts_or_deadlocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NeuronRules, "_kv_cache_has_room", always)
+    found = violation_of(explore(small_world(num_blocks=3, enable_prefix_caching=False)))
+    assert found.startswith(("a preemption", "a deadlock"))
+
+
+def test_two_prefills_in_a_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NeuronScheduler, "max_prefills_per_batch", 2)
+    assert violation_of(explore(small_world())).startswith("more than one prefill")
+
+
+def test_a_larger_bucket_than_needed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("segattn.scheduler.neuron.smallest_bucket", lambda _, buckets: buckets[-1])
+    assert "padded to 2" in violation_of(explore(small_world()))
+
+
+def test_an_aborted_request_that_stays_in_a_queue_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NeuronScheduler, "_forget", nothing)
+    with pytest.raises((AssertionError, RuntimeError, KeyError)):
+        assert explore(small_world()).violation is None
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("caching", [False, True])
+def test_states_with_equal_keys_have_equal_futures(depth: int, caching: bool) -> None:
+    world = small_world(
+        NeuronPolicy(max_consecutive_prefills=1), depth, enable_prefix_caching=caching
+    )
+    futures: dict[Any, dict[Any, Any]] = {}
+    todo = [world.start()]
+    repeats = 0
+    while todo:
+        now = todo.pop()
+        seen = successors(world, now)
+        key = key_of(world, now)
+        if key in futures:
+            repeats += 1
+            assert {action: key_of(world, after) for action, after in seen.items()} == futures[key]
+            continue
+        futures[key] = {action: key_of(world, after) for action, after in seen.items()}
+        todo.extend(seen.values())
+    assert repeats > len(futures)
+
+
+def successors(world: World, now: Situation) -> dict[Any, Situation]:
+    """Situation after each action, named without the requests' arrival numbers."""
+    after = {}
+    live = list(now.scheduler.requests)
+    for action in actions(world, now):
+        copied = CLONER.copy(now)
+        if perform(world, copied, action):
+            after[canonical(action, live)] = copied
+    return after
+
+
+def canonical(action: tuple[Any, ...], live: list[str]) -> tuple[Any, ...]:
+    if action[0] == "abort":
+        return ("abort", live.index(action[1]))
+    if action[0] == "deliver":
+        return ("deliver", tuple(live.index(name) for name in action[1]))
+    return action
+
+
+def test_a_clone_is_independent_and_equal() -> None:
+    scheduler = NeuronScheduler(SchedulerConfig(2, 4, 8, 2, 9))
+    scheduler.add_request(Request("a", [1, 2, 3], 3))
+    copied = CLONER.copy(scheduler)
+    reference = deepcopy(scheduler)
+    for one in (copied, reference):
+        assert one.schedule() == scheduler.schedule() or one is reference
+    assert copied.requests["a"] is copied.running[0]
+    assert copied.requests["a"] is not scheduler.requests["a"]
+
+
+def test_a_clone_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(TypeError, match="cannot be copied"):
+        Cloner().copy([len])
