@@ -97,6 +97,70 @@ def gather_kernel(rows: nl.NkiTensor, index: nl.NkiTensor, repeats: int) -> nl.N
 
 
 @nki.jit
+def gather_transpose_kernel(rows: nl.NkiTensor, index: nl.NkiTensor, repeats: int) -> nl.NkiTensor:
+    """Gathers of 2048 rows [n, 128] bf16 that land transposed, by index [128, 16] uint32."""
+    out = nl.ndarray((PARTITIONS, 2048), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    chosen = nl.ndarray((PARTITIONS, 16), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=chosen, src=index)
+    columns = nl.ndarray((PARTITIONS, 8 * 2048), dtype=nl.bfloat16, buffer=nl.sbuf)
+    for i in range(repeats):
+        slot = i % 8
+        nisa.dma_transpose(
+            dst=columns[:, slot * 2048 : (slot + 1) * 2048],
+            src=rows.ap([[128, 2048], [1, 128]], vector_offset=chosen, indirect_dim=0),
+        )
+    nisa.dma_copy(dst=out, src=columns[:, 0:2048])
+    return out
+
+
+@nki.jit
+def row_tiles_kernel(x: nl.NkiTensor, repeats: int, columns: int) -> nl.NkiTensor:
+    """Pairs of bf16 matmuls with 64 contraction rows, one in each half of the array."""
+    out = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((PARTITIONS, 640), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=x)
+    first = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.psum)
+    second = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.psum)
+    for _ in range(repeats // 2):
+        nisa.nc_matmul(
+            dst=first, stationary=rows[0:64, 0:128], moving=rows[0:64, 128 : 128 + columns],
+            accumulate=False, tile_position=(0, 0), tile_size=(64, 128),
+        )  # fmt: skip
+        nisa.nc_matmul(
+            dst=second, stationary=rows[64:128, 0:128], moving=rows[64:128, 128 : 128 + columns],
+            accumulate=False, tile_position=(64, 0), tile_size=(64, 128),
+        )  # fmt: skip
+    result = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=first)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def interleaved_groups_kernel(x: nl.NkiTensor) -> nl.NkiTensor:
+    """Two accumulation groups that take turns in one PSUM bank; x [128, 512] bf16.
+
+    Columns 0:128 are 4 (x0^T x1), columns 128:256 are 4 (x2^T x3) if the groups keep apart.
+    """
+    out = nl.ndarray((PARTITIONS, 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((PARTITIONS, 512), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=x)
+    bank = nl.ndarray((PARTITIONS, 256), dtype=nl.float32, buffer=nl.psum)
+    for i in range(4):
+        for half in range(2):
+            nisa.nc_matmul(
+                dst=bank[:, half * 128 : (half + 1) * 128],
+                stationary=rows[:, half * 256 : half * 256 + 128],
+                moving=rows[:, half * 256 + 128 : (half + 1) * 256],
+                accumulate=i > 0,
+            )
+    result = nl.ndarray((PARTITIONS, 256), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=bank)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
 def load_kernel(rows: nl.NkiTensor, repeats: int, width: int) -> nl.NkiTensor:
     """Plain loads [128, width] bf16 through one hardware queue into eight buffers in turn."""
     out = nl.ndarray((PARTITIONS, width), dtype=nl.bfloat16, buffer=nl.shared_hbm)

@@ -21,13 +21,12 @@ from ..reference.nki.cost.result import evaluate
 from ..reference.nki.trace import Trace
 from .device import DeviceError, compile_and_run, measure, require_device, save_call
 from .microbenchmarks import (
+    FINDINGS,
     KERNELS,
     SHEET,
     Arguments,
     Array,
     Experiment,
-    denormal_findings,
-    denormal_inputs,
 )
 
 Runner = Callable[[str, str, Arguments], float]
@@ -84,11 +83,24 @@ def run_sheet(runner: Runner, experiments: Sequence[Experiment]) -> dict[str, An
     return {"ns_per_repetition": times, "constants": constants}
 
 
-def _denormals_on_device(folder: Path) -> dict[str, bool]:
-    call = folder / "denormals"
-    save_call(call, f"{KERNELS}:denormal_kernel", denormal_inputs())
-    result: Array = compile_and_run(call)["0"]
-    return denormal_findings(result)
+def run_findings(results_of: Callable[[str, Arguments], Array]) -> dict[str, bool]:
+    """Answers to the questions of values, printed as they come."""
+    found: dict[str, bool] = {}
+    for finding in FINDINGS:
+        arguments = finding.arguments()
+        answers = finding.answers(arguments, results_of(finding.kernel, arguments))
+        found.update(answers)
+        for name, answer in answers.items():
+            print(f"{name}: {answer}")
+    return found
+
+
+def _device_results(folder: Path) -> Callable[[str, Arguments], Array]:
+    def results_of(kernel: str, arguments: Arguments) -> Array:
+        save_call(folder / kernel, f"{KERNELS}:{kernel}", arguments)
+        return compile_and_run(folder / kernel)["0"]
+
+    return results_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
             require_device()
             runner = _device_runner(options.calls, options.nrtpy_python)
             results = {"kind": "measured", **run_sheet(runner, SHEET)}
-            results["findings"] = _denormals_on_device(options.calls)
+            results["findings"] = run_findings(_device_results(options.calls))
         except DeviceError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

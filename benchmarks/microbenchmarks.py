@@ -86,6 +86,12 @@ def _fit_chip_transpose(times: Times) -> dict[str, float]:
     return {"dma_transpose_sbuf": 128 * 512 * _BF16.itemsize / times[512] / documented}
 
 
+def _fit_gather_transpose(times: Times) -> dict[str, float]:
+    """Share of the time of the same descriptors without a transpose, 16 engines."""
+    plain = 2048 / 16 * (BASE.dma_descriptor_ns + 128 * _BF16.itemsize / BASE.dma_engine_rate)
+    return {"dma_transpose_hbm": plain / times[128]}
+
+
 def _fit_load(times: Times) -> dict[str, float]:
     smallest, widest = min(times), max(times)
     moved = 128 * widest * _BF16.itemsize
@@ -131,6 +137,22 @@ SHEET: tuple[Experiment, ...] = (
         _fit_chip_transpose,
     ),
     Experiment(
+        "gather_transpose",
+        "2048 gathered rows of 128 bf16 that land transposed: how K can come in",
+        "gather_transpose_kernel",
+        (128,),
+        (16, 48),
+        lambda columns, n: {
+            "rows": _rows(columns, _BF16, 4096),
+            "index": np.random.default_rng(0)
+            .permutation(4096)[:2048]
+            .reshape(128, 16)
+            .astype(np.uint32),
+            "repeats": n,
+        },
+        _fit_gather_transpose,
+    ),
+    Experiment(
         "load",
         "issue interval of one hardware queue (64 columns) and the HBM rate (8192 columns)",
         "load_kernel",
@@ -171,6 +193,15 @@ SHEET: tuple[Experiment, ...] = (
         _fit_loop,
     ),
     Experiment(
+        "row_tiles",
+        "do two matmuls of 64 rows run side by side? Half the time of matmul 512 if so",
+        "row_tiles_kernel",
+        (512,),
+        (128, 512),
+        lambda columns, n: {"x": _rows(640, _BF16), "repeats": n, "columns": columns},
+        _nothing,
+    ),
+    Experiment(
         "evict",
         "cycles of an fp32 addition PSUM + SBUF beyond its columns",
         "vector_add_kernel",
@@ -180,17 +211,43 @@ SHEET: tuple[Experiment, ...] = (
         _fit_vector,
     ),
 )
-"""All experiments on times. Denormals are a question of values: `denormal_inputs`."""
+"""All experiments on times. `FINDINGS` are questions of values."""
 
 
-def denormal_inputs() -> Arguments:
-    """Argument of `denormal_kernel`: exp(-90), 2^-120 * 2^-20 and 2^-128 + 2^-128 are denormal."""
+def _denormal_inputs() -> Arguments:
+    """exp(-90), 2^-120 * 2^-20 and 2^-128 + 2^-128 are denormal."""
     x = np.empty((128, 3), np.float32)
     x[:] = (-90.0, 2.0**-120, 2.0**-128)
     return {"x": x}
 
 
-def denormal_findings(result: Array) -> dict[str, bool]:
-    """Whether each column of `denormal_kernel` was flushed to zero."""
+def _denormal_findings(arguments: Arguments, result: Array) -> dict[str, bool]:
     names = ("scalar_engine_exp", "vector_engine_product", "vector_engine_inputs")
     return {f"{name}_flushes": bool((result[:, i] == 0).all()) for i, name in enumerate(names)}
+
+
+def _group_inputs() -> Arguments:
+    """Small integers: every product and sum is exact."""
+    return {"x": np.random.default_rng(0).integers(-4, 5, (128, 512)).astype(_BF16)}
+
+
+def _group_findings(arguments: Arguments, result: Array) -> dict[str, bool]:
+    x = arguments["x"].astype(np.float64)
+    halves = [4 * x[:, c : c + 128].T @ x[:, c + 128 : c + 256] for c in (0, 256)]
+    exact = np.array_equal(result.astype(np.float64), np.concatenate(halves, axis=1))
+    return {"interleaved_groups_in_one_bank_are_exact": bool(exact)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A question that the values of one run answer."""
+
+    kernel: str
+    arguments: Callable[[], Arguments]
+    answers: Callable[[Arguments, Array], dict[str, bool]]
+
+
+FINDINGS = (
+    Finding("denormal_kernel", _denormal_inputs, _denormal_findings),
+    Finding("interleaved_groups_kernel", _group_inputs, _group_findings),
+)

@@ -7,21 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from segattn.benchmarks import microbenchmark_command
-from segattn.benchmarks.micro_kernels_nki import denormal_kernel
-from segattn.benchmarks.microbenchmark_command import modelled_runner, run_sheet
-from segattn.benchmarks.microbenchmarks import (
-    SHEET,
-    Experiment,
-    denormal_findings,
-    denormal_inputs,
-)
+from segattn.benchmarks import micro_kernels_nki, microbenchmark_command
+from segattn.benchmarks.microbenchmark_command import modelled_runner, run_findings, run_sheet
+from segattn.benchmarks.microbenchmarks import SHEET, Arguments, Array, Experiment
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 
 HIDDEN: dict[str, float] = {
     "scalar_overhead_cycles": 224,
     "tensor_overhead_cycles": 16,
     "dma_transpose_sbuf": 0.45,
+    "dma_transpose_hbm": 0.7,
     "dma_issue_ns": 860,
     "hbm_rate": 300,
     "loop_iteration_ns": 3500,
@@ -54,7 +49,16 @@ def test_the_results_file_feeds_the_cost_model(
     assert CostConstants.from_results(path).scalar_overhead_cycles == pytest.approx(64)
 
 
-def test_denormals_are_seen_when_they_survive_and_when_they_are_flushed() -> None:
-    survived = denormal_findings(denormal_kernel(**denormal_inputs()))
-    assert not any(survived.values())  # the interpreter keeps them
-    assert all(denormal_findings(np.zeros((128, 3), np.float32)).values())
+def test_findings_tell_kept_from_flushed_denormals_and_exact_from_mixed_groups() -> None:
+    def on_interpreter(kernel: str, arguments: Arguments) -> Array:
+        result: Array = getattr(micro_kernels_nki, kernel)(**arguments)
+        return result
+
+    found = run_findings(on_interpreter)
+    groups = found.pop("interleaved_groups_in_one_bank_are_exact")
+    assert groups
+    assert not any(found.values())  # the interpreter keeps denormals
+
+    zeros = run_findings(lambda kernel, arguments: np.zeros((128, 256), np.float32))
+    assert not zeros.pop("interleaved_groups_in_one_bank_are_exact")
+    assert all(zeros.values())
