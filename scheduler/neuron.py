@@ -7,7 +7,7 @@ schedule, adds padded counts, and puts the hidden requests back. The same class 
 project's schedulers and over vLLM's, so it uses vLLM's attribute names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from ..reference.paging import smallest_bucket
@@ -18,6 +18,9 @@ from .pause_state import PauseState
 from .policy import NeuronPolicy, is_prefill, prefills_of
 from .request import Request
 from .request_queue import RequestQueue
+
+_Queues = tuple[RequestQueue, RequestQueue, list[Request]]
+"""A queue that hides requests, the one that the base sees, and what it holds."""
 
 
 class SchedulerState(Enum):
@@ -66,16 +69,35 @@ class NeuronRules(AdmissionControl):
         """
         running = self.running
         with self._transaction:
-            if self.neuron_policy.restore_on_error:
-                self._transaction.record(self._restore, running)
+            self._record_undo(self._restore, running)
+            self._record_undo(self.__dict__.update, self._notes())
             self._decode_turn = self._is_decode_turn(throttle_prefills)
             self._hide_waiting()
             refusals = self._show_admitted()
             self._separate_phases()
             output = super().schedule(throttle_prefills)
             self._finish_step(output, refusals)
+            self._record_undo(self._hide_again, *self._hidden_and_shown())
             self._restore(running)
         return output
+
+    def _record_undo(self, undo: Callable[..., object], *args: object) -> None:
+        """Let the transaction take back the change that follows, if the policy says so."""
+        if self.neuron_policy.restore_on_error:
+            self._transaction.record(undo, *args)
+
+    def _notes(self) -> dict[str, object]:
+        """What the layer keeps from step to step besides the queues."""
+        names = (
+            "total_padding_tokens",
+            "_step_state",
+            "_num_consecutive_prefills",
+            "_prefill_was_stuck",
+            "_refusals",
+            "_decode_turn",
+        )
+        notes = {name: getattr(self, name) for name in names}
+        return notes | {"admission_counts": self.admission_counts.copy()}
 
     def _is_decode_turn(self, throttle_prefills: bool) -> bool:
         """Whether decodes have waited long enough, and one of them can run."""
@@ -128,6 +150,7 @@ class NeuronRules(AdmissionControl):
             try:
                 while held:
                     request = held.peek_request()
+                    self._record_undo(self._recover, name, request)
                     if self.neuron_policy.hold_back_skipped_waiting and not self._is_ready(request):
                         refusals[request.request_id] = Admission.BLOCKED
                         not_ready.append(held.pop_request())
@@ -224,6 +247,35 @@ class NeuronRules(AdmissionControl):
             _prepend(held, left_over)
             setattr(self, name, held)
             self.holdback_queues[name] = shown
+
+    def _recover(self, name: str, request: Request) -> None:
+        """Put a request back that a failure caught between two queues."""
+        held = self.holdback_queues[name]
+        if not any(request in queue for queue in (held, getattr(self, name), self.running)):
+            held.prepend_request(request)
+
+    def _hidden_and_shown(self) -> tuple[list[Request], list[Request], dict[str, _Queues]]:
+        """The state that `_restore` ends, for `_hide_again`."""
+        queues: dict[str, _Queues] = {}
+        for name, held in self.holdback_queues.items():
+            shown = getattr(self, name)
+            queues[name] = (held, shown, list(shown))
+        return self.running, self.running_holdback, queues
+
+    def _hide_again(
+        self, running: list[Request], holdback: list[Request], queues: dict[str, _Queues]
+    ) -> None:
+        """Undo `_restore`, wherever it failed."""
+        self.running, self.running_holdback = running, holdback
+        for name, (held, shown, requests) in queues.items():
+            setattr(self, name, shown)
+            self.holdback_queues[name] = held
+            while shown:
+                shown.pop_request()
+            for request in requests:
+                if request in held:
+                    held.remove_request(request)
+                shown.add_request(request)
 
 
 def _prepend(queue: RequestQueue, requests: Sequence[Request]) -> None:

@@ -113,11 +113,8 @@ def config(**change: Any) -> SchedulerConfig:
 KINDS: list[type[Scheduler]] = [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler]
 
 
-SAFE_KINDS = KINDS[:2]
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("kind", SAFE_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_at_any_inner_call_changes_nothing(kind: type[Scheduler], policy: str) -> None:
     # Seven usable blocks of two tokens for four requests: admission, chunked prefill, prefix hits,
     # eviction, preemption, resumption, drafts and finishing all take place.
