@@ -28,6 +28,12 @@ class Target:
         return self.reached(modelled) >= self.at_least
 
 
+PADDING_LIMIT = 1.15
+"""Most modelled time of a chunk in a bucket that is too large, over its time in a fitting one."""
+
+PADDED = Prefill(8192, 0, num_tokens=5000), Prefill(5120, 0, num_tokens=5000)
+"""The same 5000 tokens in a bucket of 8192 and in one that fits."""
+
 TARGETS: tuple[Target, ...] = (
     Target(Prefill(2048, 32768), 0.89),
     Target(Prefill(2048, 8192), 0.85),

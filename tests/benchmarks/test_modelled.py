@@ -65,6 +65,18 @@ def test_the_command_prints_the_table_and_writes_results_timelines_and_pictures(
     assert min(pictures.values()) > 5000
 
 
+def test_padding_is_compared_with_a_bucket_that_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels, "TARGETS", SMALL[1:2])
+    pair = Prefill(256, 0, q_heads=1, num_tokens=100), Prefill(128, 0, q_heads=1, num_tokens=100)
+    monkeypatch.setattr(kernels, "PADDED", pair)
+    ratio = kernels.padding_ratio(BASE)
+    assert ratio > 0.99  # more rows are never faster
+    assert main(["kernels", "--padding"]) == (0 if ratio <= 1.15 else 1)
+    assert f"{ratio:.2f} (limit 1.15)" in capsys.readouterr().out
+
+
 def test_a_filter_that_selects_nothing_names_the_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
