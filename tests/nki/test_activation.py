@@ -200,3 +200,23 @@ def test_arguments_the_engine_lacks_are_named(options: dict[str, Any], text: str
 
     with pytest.raises(NkiValidationError, match=text):
         run(body, floats(4, 4))
+
+
+def test_a_reduction_may_discard_its_elements_in_a_tile_of_free_step_0() -> None:
+    def body(dst: Any, data: Any) -> None:
+        discarded = nl.ndarray((4, 1), dtype=nl.float32)
+        nisa.activation_reduce(
+            discarded.ap([[1, 4], [0, 8]]), nl.square, data, reduce_op=nl.add, reduce_res=dst
+        )
+
+    x = floats(4, 8)
+    found = run(body, x, out=((4, 1), "float32"))
+    np.testing.assert_allclose(found[:, 0], (x * x).sum(axis=1), rtol=1e-6)
+
+
+def test_without_a_reduction_a_free_step_of_0_loses_elements_and_is_refused() -> None:
+    def body(dst: Any, data: Any) -> None:
+        nisa.activation(dst.ap([[1, 4], [0, 8]]), nl.square, data)
+
+    with pytest.raises(NkiValidationError, match="broadcast dimension"):
+        run(body, floats(4, 8), out=((4, 1), "float32"))

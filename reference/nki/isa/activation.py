@@ -105,7 +105,9 @@ def _activation(
             reads = (*reads, bias)
             if bias.storage.buffer is dst.storage.buffer:
                 term = term.copy()
-    out = target(dst, me).array if layout.plain else np.empty(layout.shape, np.float32)
+    discards = 0 in layout.strides
+    plain = layout.plain and not discards
+    out = target(dst, me).array if plain else np.empty(layout.shape, np.float32)
     scaled = x
     if type(scale) is NkiTensor or factor != 1:
         scaled = np.multiply(x, factor, out=out)
@@ -118,7 +120,7 @@ def _activation(
     sums = None
     if command is not reduce_cmd.idle or reduce_res is not None:
         sums = _accumulate(me, out, layout.start, layout.partitions, command)
-    if not layout.plain:
+    if not plain:
         put(dst, out, me)
     if reduce_res is not None:
         assert sums is not None
@@ -175,7 +177,9 @@ def _plan(
 ) -> Activation:
     function = activation_of(me, op)
     out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
-    check_destination(me, dst)
+    if command is reduce_cmd.idle:
+        # With a reduction, kernels discard the elements in a tile whose free step is 0.
+        check_destination(me, dst)
     check_same_size(me, "data", source, out)
     for label, value, dtypes in (("scale", scale, _F32), ("bias", bias, _BIAS)):
         if is_tensor(value):
