@@ -10,6 +10,8 @@ from .loading import (
     transpose_features,
     zero_rows,
 )
+from .masks import chunk_masks
+from .paged_cache import PagedSegments
 from .softmax import (
     ScoreScale,
     SoftmaxState,
@@ -146,15 +148,18 @@ class ExactShare(nl.NKIObject):
         v: nl.NkiTensor,  # [KV, S, d] HBM
         kv_head: int,
         every_valid: nl.NkiTensor,  # [128, S / 128] uint8
-        masks: list[nl.NkiTensor | None],
         window: int | None,
         scale: float,
         sinks: nl.NkiTensor | None,  # [128, H] fp32
         value_scale: nl.NkiTensor | None = None,  # [128, 1] fp32
+        prior: PagedSegments | None = None,
     ) -> None:
-        """The chunk; the accumulators in units of `value_scale`."""
+        """The chunk, the accumulators in units of `value_scale`; constants that `prior` needs."""
 
         def chunk(i: nisa.VirtualRegister | int) -> None:
+            masks = chunk_masks(k.shape[1] // PARTITIONS, window)
+            if prior is not None:
+                prior.write_positions()
             load_queries(q, self.share, self.valid, self.queries)
             attend_chunk(
                 self.queries, k, v, kv_head, self.share, every_valid, masks, window, scale, sinks,

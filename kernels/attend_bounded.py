@@ -1,16 +1,18 @@
 """A share of the work with the bounded softmax: its chunk, its prior, its result and its flag."""
 
 from .backend import nisa, nl
-from .bounded import BoundedRows, largest_norm, values_with_ones
+from .bounded import BLOCK_TILES, BoundedRows, values_with_ones
 from .loading import (
     RowTiles,
     each_element,
     load_row_tiles,
-    store_row_tiles,
+    row_tile_view,
+    runs_of,
     zero_rows,
 )
 from .masks import valid_rows
-from .paged_cache import PagedSegments, Walk
+from .prior_stream import PriorStream
+from .shift_estimate import STAGES, ShiftEstimate, largest_norm_on_scalar
 from .tile_schedule import PARTITIONS, Share
 
 
@@ -22,8 +24,9 @@ def attend_chunk_bounded(
     kv_head: int,
     every_valid: nl.NkiTensor,  # [128, S / 128] uint8: real rows of the chunk
     tile_valid: nl.NkiTensor,  # [128, tiles] uint8: real rows of the share
+    streams: list[PriorStream],  # whose first segments are prepared beside
 ) -> None:
-    """Every block of a share over the chunk, the longest first; the next one is prepared ahead."""
+    """Every block of a share over the chunk, the longest first."""
     _, num_rows, d = k.shape
     num_tiles = num_rows // PARTITIONS
     share = rows.share
@@ -31,48 +34,56 @@ def attend_chunk_bounded(
     for tile in range(num_tiles):
         every_tile.append(tile)
     k_rows = load_row_tiles(k, kv_head, 1, every_tile)
-    q_rows = load_row_tiles(q, share.first_head, share.num_heads, share.row_tiles)
+    q_rows = load_queries_backwards(q, share)
     v_rows = load_row_tiles(v, kv_head, 1, every_tile)
+    for stream in streams:
+        stream.fetch_blocks()
     k_real = zero_rows(k_rows, each_element(every_valid, 1, d), k.dtype)
     keys = nl.ndarray((d, num_rows), dtype=k.dtype, buffer=nl.sbuf)
     rows.transpose(RowTiles(k_real, d, d), 0, num_tiles, keys)
+    longest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    largest_norm_on_scalar(k_real, num_tiles, longest)
+    shifts = ShiftEstimate(rows, q_rows, tile_valid, rows.largest(longest))
     values = nl.ndarray((PARTITIONS, num_tiles * (d + 1)), dtype=v.dtype, buffer=nl.sbuf)
-    values_with_ones(v_rows, every_valid, values)
-    longest_key = rows.largest(largest_norm(k_real, every_valid, num_tiles))
-    ones = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    rows.beside = streams
     last = rows.num_blocks - 1
-    rows.prepare(last, q_rows, tile_valid, longest_key, ones)
-    for i in range(rows.num_blocks):
-        block = last - i
-        if block > 0:
-            rows.prepare(block - 1, q_rows, tile_valid, longest_key, ones)
-        rows.attend_chunk(keys, values, block)
+    # Stage s of block last - n is issued at step n + s, the block itself at step n + STAGES.
+    for step in range(rows.num_blocks + STAGES):
+        for stage in range(STAGES):
+            block = last - step + stage
+            if block >= 0 and block <= last:
+                shifts.stage(block, stage)
+        if step == STAGES - 1:
+            values_with_ones(v_rows, every_valid, values, 0, num_tiles)
+            for stream in streams:
+                stream.fetch_rows()
+        if step >= STAGES:
+            rows.attend_chunk(keys, values, last - step + STAGES)
     rows.drain()
+    for stream in streams:
+        stream.finish()
 
 
-def attend_prior_bounded(
-    rows: BoundedRows,
-    prior: PagedSegments,
-    walk: Walk,
-    end: nisa.VirtualRegister | int,
-    kv_head: int,
-    exp_scale: float | nl.NkiTensor,
-) -> None:
-    """Every block of a share over the segments from the walk's start to `end`."""
-    d, tokens = prior.d, prior.tokens
-
-    def segment(i: nisa.VirtualRegister) -> None:
-        present = prior.present(walk, prior.fetch(0, walk, kv_head))
-        k_real = zero_rows(prior.k_stage, prior.each_element(present), prior.dtype)
-        values = nl.ndarray((PARTITIONS, tokens * (d + 1)), dtype=prior.dtype, buffer=nl.sbuf)
-        values_with_ones(prior.v_stage, present, values)
-        keys = nl.ndarray((d, prior.segment_size), dtype=prior.dtype, buffer=nl.sbuf)
-        rows.transpose(RowTiles(k_real, d, d), 0, tokens, keys)
-        rows.attend_segment(keys, values, tokens, exp_scale)
-        prior.advance(walk)
-
-    nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
+def load_queries_backwards(q: nl.NkiTensor, share: Share) -> nl.NkiTensor:
+    """Query rows of a share, [128, (row tile, head, d)], loaded in pieces, the last rows first."""
+    d = q.shape[2]
+    tiles = len(share.row_tiles)
+    width = share.num_heads * d
+    rows = nl.ndarray((PARTITIONS, tiles * width), dtype=q.dtype, buffer=nl.sbuf)
+    piece = max(1, BLOCK_TILES // share.num_heads)
+    num_pieces = (tiles + piece - 1) // piece
+    for i in range(num_pieces):
+        first = (num_pieces - 1 - i) * piece
+        count = min(piece, tiles - first)
+        for run in runs_of(share.row_tiles, first, count):
+            tile, length = run
+            nisa.dma_copy(
+                dst=rows[:, tile * width : (tile + length) * width],
+                src=row_tile_view(
+                    q, share.first_head, share.num_heads, share.row_tiles[tile], length
+                ),
+            )
+    return rows
 
 
 def share_valid(num_tokens: nl.NkiTensor, share: Share) -> nl.NkiTensor:
@@ -109,23 +120,6 @@ def scale_values_bounded(rows: BoundedRows, factor: nl.NkiTensor) -> None:
     width = rows.d + 1
     own = rows.acc.ap([[rows.num_tiles * width, PARTITIONS], [width, rows.num_tiles], [1, rows.d]])
     nisa.tensor_scalar(dst=own, data=own, op0=nl.multiply, operand0=inverse)
-
-
-def finish_bounded(
-    rows: BoundedRows,
-    out: nl.NkiTensor,  # [H, S, d] HBM
-    tile_valid: nl.NkiTensor,  # [128, tiles] uint8
-    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-    value_scale: float | nl.NkiTensor,
-) -> nl.NkiTensor:
-    """Normalise, store, and say whether a row failed the check, [1, 1] int32."""
-    d, tiles = rows.d, rows.num_tiles
-    share = rows.share
-    result = nl.ndarray((PARTITIONS, tiles * d), dtype=out.dtype, buffer=nl.sbuf)
-    flag = rows.finish(result, tile_valid, sinks, value_scale)
-    kept = zero_rows(result, each_element(tile_valid, 1, d), out.dtype)
-    store_row_tiles(out, share.first_head, share.num_heads, share.row_tiles, kept)
-    return flag
 
 
 def new_flags(num_q_heads: int) -> nl.NkiTensor:

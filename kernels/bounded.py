@@ -17,19 +17,11 @@ that fails raises the flag of its share, and the exact kernel runs instead.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from .backend import nisa, nl
 from .loading import RowTiles, element_bytes
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
-
-HEADROOM = 40.0
-"""Estimated largest exponent in nats. Up to 36 more, from keys that are longer than the chunk's,
-stay finite with 131072 keys; values up to 1e15 keep the sums of P V finite."""
-
-SMALLEST_SUM = 8.75651076269652e-27
-"""exp(-60), 27 nats above the smallest normal fp32 number."""
-
-LARGEST_SUM = 1.0e37
 
 BLOCK_TILES = MATMUL_COLUMNS // PARTITIONS
 """Row tiles of a block: its 512 query columns are the moving operand of a matmul."""
@@ -95,6 +87,8 @@ class BoundedRows(nl.NKIObject):
         )
         self.macros: list[Macro] = []
         self.retired = 0
+        # Work that is issued in small steps between macros: objects with step, done and steps.
+        self.beside: list[Any] = []
 
     def tiles_of(self, block: int) -> int:
         """Row tiles of a block."""
@@ -153,6 +147,10 @@ class BoundedRows(nl.NKIObject):
         self.macros.append(macro)
         if len(self.macros) - self.retired > LAG:
             self.retire()
+        for work in self.beside:
+            if work.done < work.steps:
+                work.step()
+                break
 
     def retire(self) -> None:
         """P V of the oldest macro in flight; after a block's last one, its accumulator."""
@@ -188,9 +186,11 @@ class BoundedRows(nl.NKIObject):
         self.retired = self.retired + 1
 
     def drain(self) -> None:
-        """P V of every macro in flight."""
+        """P V of every macro in flight; the next macro starts the rings of buffers anew."""
         while self.retired < len(self.macros):
             self.retire()
+        self.macros = []
+        self.retired = 0
 
     def attend_chunk(self, keys: nl.NkiTensor, values: nl.NkiTensor, block: int) -> None:
         """A block over the chunk's key tiles up to its diagonal; sets its accumulator."""
@@ -286,140 +286,25 @@ class BoundedRows(nl.NKIObject):
         nisa.tensor_reduce(dst=number, op=nl.maximum, data=row, axis=1, keepdims=True)
         return number
 
-    def prepare(
-        self,
-        block: int,
-        q_rows: nl.NkiTensor,  # [128, tiles * d] SBUF, padding rows may be anything
-        tile_valid: nl.NkiTensor,  # [128, tiles] uint8
-        longest_key: nl.NkiTensor,  # [1, 1] fp32: largest squared norm of the chunk's keys
-        ones: nl.NkiTensor,  # [1, 128] fp32
-    ) -> None:
-        """Query columns and shift of a block."""
-        first = block * BLOCK_TILES
-        tiles = self.tiles_of(block)
-        d = self.d
-        begin = block * MATMUL_COLUMNS
-        self.transpose(
-            RowTiles(q_rows, d, d), first, tiles,
-            self.queries[:, begin : begin + tiles * PARTITIONS],
-        )  # fmt: skip
-        own_rows = q_rows[:, first * d : (first + tiles) * d]
-        norm = self.largest(largest_norm(own_rows, tile_valid[:, first : first + tiles], tiles))
-        product = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=product, data1=norm, data2=longest_key, op=nl.multiply)
-        nisa.tensor_scalar(
-            dst=product, data=product, op0=nl.maximum, operand0=1e-30, op1=nl.minimum, operand1=1e30
-        )
-        # sqrt(x) = x / sqrt(x): GpSimd has the reciprocal root, ACT would have to change tables.
-        root = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=root, data=product, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd
-        )
-        nisa.tensor_tensor(dst=root, data1=root, data2=product, op=nl.multiply)
-        bound = self.spare(1, PARTITIONS, 0, 1, nl.float32)
-        nisa.nc_matmul(dst=bound, stationary=ones, moving=root, accumulate=False)
-        nisa.tensor_scalar(
-            dst=self.neg_shift[:, block : block + 1], data=bound, op0=nl.multiply,
-            operand0=-self.scale, op1=nl.add, operand1=HEADROOM,
-        )  # fmt: skip
-
-    def finish(
-        self,
-        result: nl.NkiTensor,  # [128, tiles * d] SBUF in the output's dtype
-        tile_valid: nl.NkiTensor,  # [128, tiles] uint8
-        sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-        value_scale: float | nl.NkiTensor,
-    ) -> nl.NkiTensor:
-        """Normalise into `result`; [1, 1] int32: whether a real row failed the check."""
-        d, tiles = self.d, self.num_tiles
-        shape = (PARTITIONS, tiles)
-        width = tiles * (d + 1)
-        own_sum = self.acc.ap([[width, PARTITIONS], [d + 1, tiles], [1, 1]], offset=d)
-        total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=total, src=own_sum)
-        trusted = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=trusted, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM)
-        if sinks is not None:
-            weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-            for block in range(self.num_blocks):
-                first = block * BLOCK_TILES
-                last = first + self.tiles_of(block)
-                nisa.activation(
-                    dst=weight[:, first:last], op=nl.exp, data=sinks[:, first:last],
-                    bias=self.neg_shift[:, block : block + 1],
-                )  # fmt: skip
-            nisa.tensor_tensor(dst=total, data1=total, data2=weight, op=nl.add)
-        nisa.scalar_tensor_tensor(
-            dst=trusted, data=total, op0=nl.less_equal, operand0=LARGEST_SUM, op1=nl.multiply,
-            operand1=trusted,
-        )  # fmt: skip
-        inverse = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
-        nisa.reciprocal(dst=inverse, data=inverse)
-        nisa.tensor_scalar(dst=inverse, data=inverse, op0=nl.multiply, operand0=value_scale)
-        finite = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        for t in range(tiles):
-            nisa.activation(
-                dst=result[:, t * d : (t + 1) * d], op=nl.copy,
-                data=self.acc[:, t * (d + 1) : t * (d + 1) + d], scale=inverse[:, t : t + 1],
-                reduce_op=nl.add, reduce_res=finite[:, t : t + 1],
-                reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            )  # fmt: skip
-        nisa.tensor_scalar(
-            dst=finite, data=finite, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
-        )
-        nisa.tensor_tensor(dst=trusted, data1=trusted, data2=finite, op=nl.multiply)
-        failed = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=failed, data=trusted, op0=nl.less, operand0=0.5, op1=nl.multiply,
-            operand1=tile_valid,
-        )  # fmt: skip
-        worst = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=worst, op=nl.maximum, data=failed, axis=1, keepdims=True)
-        flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=flag, src=self.largest(worst))
-        return flag
-
 
 def values_with_ones(
     stage: nl.NkiTensor,  # [128, tiles * d] SBUF
     present: nl.NkiTensor,  # [128, tiles] uint8
     values: nl.NkiTensor,  # [128, tiles * (d + 1)] SBUF, result
+    first: int,
+    count: int,
 ) -> None:
-    """Value rows next to a column of ones; all zero where a row is absent."""
+    """Value rows of some tiles next to a column of ones; all zero where a row is absent."""
     tiles = present.shape[1]
     d = stage.shape[1] // tiles
     width = tiles * (d + 1)
     nisa.select_reduce(
-        dst=values.ap([[width, PARTITIONS], [d + 1, tiles], [1, d]]),
-        predicate=present.ap([[tiles, PARTITIONS], [1, tiles], [0, d]]),
-        on_true=stage,
+        dst=values.ap([[width, PARTITIONS], [d + 1, count], [1, d]], offset=first * (d + 1)),
+        predicate=present.ap([[tiles, PARTITIONS], [1, count], [0, d]], offset=first),
+        on_true=stage[:, first * d : (first + count) * d],
         on_false=0.0,
     )
     nisa.tensor_copy(
-        dst=values.ap([[width, PARTITIONS], [d + 1, tiles], [1, 1]], offset=d), src=present
+        dst=values.ap([[width, PARTITIONS], [d + 1, count], [1, 1]], offset=first * (d + 1) + d),
+        src=present[:, first : first + count],
     )
-
-
-def largest_norm(
-    rows: nl.NkiTensor,  # [128, tiles * d] SBUF
-    present: nl.NkiTensor,  # 128 x tiles uint8
-    num_tiles: int,
-) -> nl.NkiTensor:
-    """[128, 1] fp32: per partition the largest squared norm of the rows that are present."""
-    d = rows.shape[1] // num_tiles
-    squares = nl.ndarray((PARTITIONS, num_tiles * d), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(
-        dst=squares, data1=rows, data2=rows, op=nl.multiply, engine=nisa.engine.gpsimd
-    )
-    norms = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(
-        dst=norms, op=nl.add, data=squares.reshape((PARTITIONS, num_tiles, d)), axis=2
-    )
-    kept = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.float32, buffer=nl.sbuf)
-    largest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.select_reduce(
-        dst=kept, predicate=present, on_true=norms, on_false=0.0, reduce_res=largest,
-        reduce_cmd=nisa.reduce_cmd.reset_reduce, reduce_op=nl.maximum,
-    )  # fmt: skip
-    return largest

@@ -150,7 +150,7 @@ def segmented_attention(
         np.array([prior]),
         k_rows,
         segment // block_size,
-        TAIL_SEGMENT // block_size,
+        2 * max(segment, TAIL_SEGMENT) // block_size,
     )
     window = check_window(sliding_window)
     mode = check_softmax(softmax, q_.dtype, q_.shape[2], window)

@@ -109,6 +109,19 @@ def row_tile_view(
     )
 
 
+def runs_of(row_tiles: list[int], first: int, count: int) -> list[tuple[int, int]]:
+    """Entries first .. first + count - 1 of a list of row tiles as runs that follow each other.
+
+    One run, or single entries: (index of the first, how many).
+    """
+    if row_tiles[first + count - 1] - row_tiles[first] == count - 1:
+        return [(first, count)]
+    runs: list[tuple[int, int]] = []
+    for i in range(first, first + count):
+        runs.append((i, 1))
+    return runs
+
+
 def each_element(
     valid: nl.NkiTensor,  # [128, tiles] uint8
     num_heads: int,

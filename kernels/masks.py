@@ -62,13 +62,6 @@ def chunk_masks(num_tiles: int, window: int | None) -> list[nl.NkiTensor | None]
     return masks
 
 
-def positions_along_row(num_tokens: int) -> nl.NkiTensor:
-    """[128, num_tokens] fp32: 0, 1, 2, ... on every partition."""
-    positions = nl.ndarray((PARTITIONS, num_tokens), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(positions, [[1, num_tokens]], offset=0, channel_multiplier=0)
-    return positions
-
-
 def positions_on_partitions(tokens: int) -> nl.NkiTensor:
     """[128, tokens] fp32: position p * tokens + j of the token at slot j of partition p."""
     positions = nl.ndarray((PARTITIONS, tokens), dtype=nl.float32, buffer=nl.sbuf)
@@ -80,15 +73,14 @@ def present_tokens(
     positions: nl.NkiTensor,  # [P, n] fp32
     limit: nl.NkiTensor,  # [P, 1] fp32: tokens at positions below it are meant
     blocks: nl.NkiTensor,  # P x n int32: the token's block, -1 = absent
-) -> nl.NkiTensor:
-    """[P, n] uint8: the token is below the limit and its block is mapped."""
+    present: nl.NkiTensor,  # [P, n] uint8, result
+) -> None:
+    """Which tokens are below the limit and in a mapped block."""
     mapped = nl.ndarray(positions.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mapped, data=blocks, op0=nl.greater_equal, operand0=0.0)
-    present = nl.ndarray(positions.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=present, data=positions, op0=nl.less, operand0=limit, op1=nl.multiply, operand1=mapped
     )
-    return present
 
 
 def from_position(

@@ -31,7 +31,6 @@ below 1e9.
 from .attend import ExactShare
 from .attend_bounded import (
     attend_chunk_bounded,
-    finish_bounded,
     new_flags,
     set_flag,
     share_sinks,
@@ -40,8 +39,9 @@ from .attend_bounded import (
 )
 from .backend import nki, nl
 from .bounded import BoundedRows
+from .bounded_result import finish_bounded
 from .loading import broadcast_row
-from .masks import chunk_masks, valid_rows
+from .masks import valid_rows
 from .tile_schedule import PARTITIONS, core_shares
 from .write_kv_cache_nki import store_chunk
 
@@ -83,7 +83,6 @@ def padded_prefill_kernel(
         every_tile.append(tile)
     real = broadcast_row(num_tokens)
     every_valid = valid_rows(real, every_tile)
-    masks = chunk_masks(num_tiles, window)
     every_sink = None
     if sinks is not None:
         every_sink = broadcast_row(sinks)
@@ -94,12 +93,12 @@ def padded_prefill_kernel(
         if softmax != "exact":
             rows = BoundedRows(share, d, q.dtype, scale)
             tile_valid = share_valid(real, share)
-            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid)
+            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, [])
             flag = finish_bounded(rows, out, tile_valid, share_sinks(every_sink, share), 1.0)
             set_flag(flags, share, flag)
             failed = flag
         if softmax != "bounded":
             exact = ExactShare(share, d, q.dtype, valid_rows(real, share.row_tiles), failed)
-            exact.attend_chunk(q, k, v, kv_head, every_valid, masks, window, scale, every_sink)
+            exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
             exact.store(out, 1.0)
     return out, k_cache, v_cache, store_flags(flags, core, num_cores)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .backend import nisa, nl
 from .loading import zero_rows
-from .masks import positions_along_row, positions_on_partitions, present_tokens
+from .masks import positions_on_partitions, present_tokens
 from .tile_schedule import PARTITIONS, cache_run
 
 
@@ -55,7 +55,8 @@ class PagedSegments(nl.NKIObject):
         rows = num_blocks * num_kv_heads * self.runs_per_block
         self.k_runs = k_cache.reshape((rows, self.run * d))
         self.v_runs = v_cache.reshape((rows, self.run * d))
-        self.positions = positions_along_row(segment_size)
+        # Written by write_positions, which only the exact softmax needs.
+        self.positions = nl.ndarray((PARTITIONS, segment_size), dtype=nl.float32, buffer=nl.sbuf)
         self.partition_positions = positions_on_partitions(self.tokens)
         self.run_of_block = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.iota(self.run_of_block, [[1, self.runs]], offset=0, channel_multiplier=self.runs)
@@ -68,8 +69,14 @@ class PagedSegments(nl.NKIObject):
         width = num_heads * self.tokens * d
         self.k_stage = nl.ndarray((PARTITIONS, width), dtype=k_cache.dtype, buffer=nl.sbuf)
         self.v_stage = nl.ndarray((PARTITIONS, width), dtype=v_cache.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=self.k_stage, value=0.0)
-        nisa.memset(dst=self.v_stage, value=0.0)
+        nisa.memset(dst=self.k_stage, value=0.0, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=self.v_stage, value=0.0, engine=nisa.engine.gpsimd)
+        self.block_step = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.memset(dst=self.block_step, value=self.blocks)
+
+    def write_positions(self) -> None:
+        """Fill `positions`, [128, segment] fp32: 0, 1, 2, ... on every partition."""
+        nisa.iota(self.positions, [[1, self.segment_size]], offset=0, channel_multiplier=0)
 
     def walk(
         self,
@@ -105,9 +112,13 @@ class PagedSegments(nl.NKIObject):
         nisa.register_load(start, start_token)
         return Walk(start, first_block, counts)
 
-    def fetch(self, request: int, walk: Walk, first_head: int) -> nl.NkiTensor:
-        """Gather a segment into the staging tiles; the block of each run, [128, runs] int32."""
-        blocks = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
+    def fetch_blocks(
+        self,
+        request: int,
+        walk: Walk,
+        blocks: nl.NkiTensor,  # [128, runs] int32 SBUF, result
+    ) -> None:
+        """Read the block of each run of a segment."""
         table = self.block_tables
         nisa.dma_copy(
             dst=blocks,
@@ -116,19 +127,31 @@ class PagedSegments(nl.NKIObject):
                 offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
             ),
         )  # fmt: skip
+
+    def fetch_rows(
+        self,
+        blocks: nl.NkiTensor,  # [128, runs] int32 from fetch_blocks
+        first_head: int,
+    ) -> None:
+        """Gather a segment into the staging tiles."""
         rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=rows, data1=blocks, data2=self.block_rows, op=nl.multiply)
         nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
         self.gather(self.k_runs, rows, first_head, self.k_stage)
         self.gather(self.v_runs, rows, first_head, self.v_stage)
-        return blocks
 
-    def present(self, walk: Walk, blocks: nl.NkiTensor) -> nl.NkiTensor:
-        """[128, tokens] uint8: which tokens of a fetched segment exist and are mapped."""
-        return present_tokens(
+    def mark_present(
+        self,
+        walk: Walk,
+        blocks: nl.NkiTensor,  # [128, runs] int32 from fetch_blocks
+        present: nl.NkiTensor,  # [128, tokens] uint8 SBUF, result
+    ) -> None:
+        """Which tokens of a fetched segment exist and are mapped."""
+        present_tokens(
             self.partition_positions,
             walk.counts[:, 0:1],
             blocks.ap([[self.runs, PARTITIONS], [1, self.runs], [0, self.run]]),
+            present,
         )
 
     def each_element(self, present: nl.NkiTensor) -> nl.NkiTensor:
@@ -144,8 +167,12 @@ class PagedSegments(nl.NKIObject):
 
         The mask [num_rows, segment] uint8 is in token order.
         """
-        blocks = self.fetch(request, walk, first_head)
-        each = self.each_element(self.present(walk, blocks))
+        blocks = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
+        present = nl.ndarray((PARTITIONS, self.tokens), dtype=nl.uint8, buffer=nl.sbuf)
+        self.fetch_blocks(request, walk, blocks)
+        self.fetch_rows(blocks, first_head)
+        self.mark_present(walk, blocks, present)
+        each = self.each_element(present)
         keys = zero_rows(self.k_stage, each, self.dtype)
         values = zero_rows(self.v_stage, each, self.dtype)
         by_token = nl.ndarray((num_rows, self.blocks), dtype=nl.int32, buffer=nl.sbuf)
@@ -157,10 +184,12 @@ class PagedSegments(nl.NKIObject):
                 offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
             ),
         )  # fmt: skip
-        seen = present_tokens(
+        seen = nl.ndarray((num_rows, self.segment_size), dtype=nl.uint8, buffer=nl.sbuf)
+        present_tokens(
             self.positions[0:num_rows, :],
             walk.counts[0:num_rows, 1:2],
             by_token.ap([[self.blocks, num_rows], [1, self.blocks], [0, self.block_size]]),
+            seen,
         )
         return keys, values, seen
 
@@ -199,11 +228,19 @@ class PagedSegments(nl.NKIObject):
 
     def advance(self, walk: Walk) -> None:
         """Move on to the next segment."""
+        self.advance_counts(walk)
+        self.advance_block(walk)
+
+    def advance_counts(self, walk: Walk) -> None:
+        """Move the counts on to the next segment."""
         nisa.tensor_scalar(
             dst=walk.counts, data=walk.counts, op0=nl.subtract, operand0=float(self.segment_size)
         )
-        nisa.tensor_scalar(
-            dst=walk.first_block, data=walk.first_block, op0=nl.add, operand0=float(self.blocks)
+
+    def advance_block(self, walk: Walk) -> None:
+        """Move the first block on to the next segment."""
+        nisa.tensor_tensor(
+            dst=walk.first_block, data1=walk.first_block, data2=self.block_step, op=nl.add
         )
 
 

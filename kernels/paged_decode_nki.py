@@ -336,6 +336,7 @@ def paged_decode_kernel(
     lengths = nl.ndarray((1, num_requests), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=lengths, src=context_lens)
     context = PagedSegments(k_cache, v_cache, block_tables, segment_size, num_heads, q.dtype)
+    context.write_positions()
     own_head = own_head_mask(num_heads, rows_per_kv_head)
     for first_head in range(first_kv_head, first_kv_head + core_heads, num_heads):
         first_row = first_head * rows_per_kv_head

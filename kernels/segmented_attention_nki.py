@@ -33,8 +33,6 @@ ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale th
 from .attend import ExactShare
 from .attend_bounded import (
     attend_chunk_bounded,
-    attend_prior_bounded,
-    finish_bounded,
     new_flags,
     scale_values_bounded,
     set_flag,
@@ -44,9 +42,11 @@ from .attend_bounded import (
 )
 from .backend import nisa, nki, nl
 from .bounded import BoundedRows
+from .bounded_result import finish_bounded
 from .loading import RowTiles, broadcast_row, new_columns, transpose_features
-from .masks import chunk_masks, from_position, valid_rows
+from .masks import from_position, valid_rows
 from .paged_cache import PagedSegments
+from .prior_stream import PriorStream
 from .softmax import ScoreScale, SoftmaxState, cached_scale, next_step, score_tile
 from .tile_schedule import MACRO_TILES, PARTITIONS, Share, core_shares
 
@@ -116,31 +116,25 @@ def attend_prior(
     nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
 
 
-def attend_whole_prior(
+def prior_streams(
     rows: BoundedRows,
     prior: PagedSegments,
     tail: PagedSegments,
     prior_count: nl.NkiTensor,  # [128, 1] fp32
-    end_tile: nl.NkiTensor,  # [1, 1] int32: prior_tokens
     kv_head: int,
-    exp_scale: float | nl.NkiTensor,
-) -> None:
-    """Whole segments of the prior, then the rest in shorter ones."""
-    end = nisa.register_alloc()
-    nisa.register_load(end, end_tile)
+) -> list[PriorStream]:
+    """Whole segments of the prior, then what they leave in shorter ones."""
     both = prior_count.ap([[1, PARTITIONS], [0, 2]])
     counts = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=counts, src=both)
-    if tail.segment_size == prior.segment_size:
-        walk = prior.walk(counts, None, prior.segment_size)
-        attend_prior_bounded(rows, prior, walk, end, kv_head, exp_scale)
-        return
-    rest = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=rest, src=both)
-    tail_walk = tail.walk(rest, prior_count, prior.segment_size)
     walk = prior.walk(counts, None, prior.segment_size)
-    attend_prior_bounded(rows, prior, walk, tail_walk.start, kv_head, exp_scale)
-    attend_prior_bounded(rows, tail, tail_walk, end, kv_head, exp_scale)
+    streams = [PriorStream(rows, prior, walk, kv_head)]
+    if tail.segment_size < prior.segment_size:
+        rest = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=rest, src=both)
+        tail_walk = tail.walk(rest, prior_count, prior.segment_size)
+        streams.append(PriorStream(rows, tail, tail_walk, kv_head))
+    return streams
 
 
 @nki.jit
@@ -150,7 +144,7 @@ def segmented_attention_kernel(
     v: nl.NkiTensor,  # [KV, S, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    block_table: nl.NkiTensor,  # [1, blocks of whole segments and of one TAIL_SEGMENT] int32
+    block_table: nl.NkiTensor,  # [1, blocks of whole segments and of two more] int32
     prior_tokens: nl.NkiTensor,  # [1, 1] int32
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     kv_segment_size: int,
@@ -178,7 +172,6 @@ def segmented_attention_kernel(
         every_tile.append(tile)
     real = broadcast_row(num_tokens)
     every_valid = valid_rows(real, every_tile)
-    masks = chunk_masks(num_tiles, window)
     every_sink = None
     if sinks is not None:
         every_sink = broadcast_row(sinks)
@@ -210,12 +203,19 @@ def segmented_attention_kernel(
         if softmax != "exact":
             rows = BoundedRows(share, d, q.dtype, scale)
             tile_valid = share_valid(real, share)
-            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid)
+            streams = prior_streams(rows, prior, tail, prior_count, kv_head)
+            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, streams)
             if own_factor is not None:
                 scale_values_bounded(rows, own_factor)
-            attend_whole_prior(
-                rows, prior, tail, prior_count, end_tile, kv_head, prior_scale.positive
-            )
+            end = nisa.register_alloc()
+            nisa.register_load(end, end_tile)
+            for i in range(len(streams)):
+                stop: nisa.VirtualRegister | int = end
+                if i + 1 < len(streams):
+                    following = streams[i + 1]
+                    stop = following.walk.start
+                stream = streams[i]
+                stream.attend(stop, prior_scale.positive)
             own_sinks = share_sinks(every_sink, share)
             flag = finish_bounded(rows, out, tile_valid, own_sinks, value_scale)
             set_flag(flags, share, flag)
@@ -223,7 +223,7 @@ def segmented_attention_kernel(
         if softmax != "bounded":
             exact = ExactShare(share, d, q.dtype, valid_rows(real, share.row_tiles), failed)
             exact.attend_chunk(
-                q, k, v, kv_head, every_valid, masks, window, scale, every_sink, own_factor
+                q, k, v, kv_head, every_valid, window, scale, every_sink, own_factor, prior
             )
             attend_prior(
                 prior, prior_count, exact.end_of(end_tile), kv_head, share, exact.queries, window,
