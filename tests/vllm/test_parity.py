@@ -1,0 +1,87 @@
+"""Every decision of ours equals that of the real vLLM 0.24.0 scheduler on the same workload."""
+
+import os
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import vllm
+from hypothesis import HealthCheck, given, settings
+from segattn.scheduler import NeuronPolicy
+from segattn.scheduler.replay import replay
+
+from .recorder import NegativeCountError, Recorder
+from .workload import Workload, play, workloads
+
+POLICIES = {
+    "none": None,
+    "documented": NeuronPolicy.documented(),
+    "default": NeuronPolicy(),
+    "reserved": NeuronPolicy(kv_admission="reserved", max_consecutive_prefills=2),
+}
+CASES = [
+    ("base", "none"),
+    ("async", "none"),
+    *((kind, name) for kind in ("neuron", "neuron_async") for name in POLICIES if name != "none"),
+]
+EXAMPLES = int(os.environ.get("SEGATTN_PARITY_EXAMPLES", "150"))
+
+
+def test_the_vllm_of_this_environment_is_the_release_to_compare_with() -> None:
+    assert vllm.__version__.split("+")[0] == "0.24.0"
+
+
+@pytest.mark.parametrize(("kind", "policy"), CASES)
+def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
+    reached: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(workload=workloads())
+    def compare(workload: Workload) -> None:
+        recorder = Recorder(kind, workload.config, POLICIES[policy])
+        with suppress(NegativeCountError):
+            play(recorder, workload, 2 if kind.endswith("async") else 1, max_final_steps=60)
+        difference = replay(recorder.trace)
+        assert difference is None, (difference, recorder.trace)
+        reached.update(_features(recorder.trace))
+
+    compare()
+    # The Neuron rules never preempt for want of memory, unless documented.
+    never = {"preempted"} if policy in ("default", "reserved") else set()
+    assert set(reached) == EVERY_FEATURE - never
+
+
+EVERY_FEATURE = {
+    "abort",
+    "chunk",
+    "drafts",
+    "pause",
+    "preempted",
+    "prefix hit",
+    "reset",
+    "resumed",
+    "several at once",
+}
+
+
+def _features(trace: dict[str, Any]) -> set[str]:
+    """What a workload really made the scheduler do."""
+    reached = {name for name, *_ in trace["events"]} & {"reset", "pause"}
+    lengths = {one[1]["id"]: len(one[1]["prompt"]) for one in trace["events"] if one[0] == "add"}
+    for name, *rest in trace["events"]:
+        if name == "abort" and rest[1]:
+            reached.add("abort")
+        if name != "schedule":
+            continue
+        step = rest[1]
+        marks = {
+            "preempted": step["pre"],
+            "drafts": step.get("spec"),
+            "prefix hit": [new for new in step["new"] if new[1]],
+            "chunk": [new for new in step["new"] if dict(step["nst"])[new[0]] < lengths[new[0]]],
+            "resumed": [cached for cached in step["cached"] if cached[4]],
+            "several at once": len(step["nst"]) > 1,
+        }
+        reached |= {mark for mark, seen in marks.items() if seen}
+    return reached
