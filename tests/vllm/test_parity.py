@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import vllm
 from hypothesis import HealthCheck, given, settings
+
 from segattn.scheduler import NeuronPolicy
 from segattn.scheduler.replay import replay
 
@@ -37,7 +38,7 @@ def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
     reached: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(workload=workloads())
+    @given(workload=workloads(kind.endswith("async")))
     def compare(workload: Workload) -> None:
         recorder = Recorder(kind, workload.config, POLICIES[policy])
         with suppress(NegativeCountError):

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from vllm.v1.request import RequestStatus
+
 from segattn.reference.paging import smallest_bucket
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 from segattn.scheduler.admission import Admission
-from vllm.v1.request import RequestStatus
 
 from .real import make_real_request, make_real_scheduler
 from .recorder import Recorder
@@ -24,7 +25,7 @@ POLICIES = [
     NeuronPolicy(max_consecutive_prefills=1),
 ]
 BOTH_KINDS = pytest.mark.parametrize("kind", ["neuron", "neuron_async"])
-GENEROUS = {
+GENEROUS: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
     "max_model_len": 64,
@@ -53,7 +54,7 @@ def _step(recorder: Recorder, token: int = 9) -> dict[str, int]:
 @pytest.mark.parametrize("policy", POLICIES, ids=["worst case", "reserved", "decode turns"])
 def test_each_step_has_one_phase_and_everything_finishes(kind: str, policy: NeuronPolicy) -> None:
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(workload=workloads())
+    @given(workload=workloads(kind.endswith("async")))
     def run(workload: Workload) -> None:
         recorder = Recorder(kind, workload.config, policy)
         play(recorder, workload, 2 if kind.endswith("async") else 1, max_final_steps=3000)
