@@ -1,8 +1,9 @@
 """Terminal summary of a modelled kernel launch: what bounds it, and where it waits."""
 
+from itertools import groupby
 from pathlib import Path
 
-from ..reference.nki.cost.result import CostResult, Stall
+from ..reference.nki.cost.result import CostResult, PathStep, Stall
 from ..runner.extras import MissingExtraError
 
 try:
@@ -81,6 +82,25 @@ def _path_line(result: CostResult) -> str:
     return ", ".join(f"{name} {ns / total:.0%}" for name, ns in parts)
 
 
+def path_table(result: CostResult) -> Table:
+    """The critical path, neighbouring steps of one statement together."""
+    table = Table(title="Critical path (modelled)", title_justify="left")
+    for column in ("from us", "us", "steps", "engine", "statement", "why it started then"):
+        table.add_column(column, justify="right" if column.endswith(("us", "steps")) else "left")
+    at = 0.0
+
+    def statement(step: PathStep) -> tuple[str, str, str]:
+        record = step.step.record
+        return step.step.stream[1], f"{record.opcode} {_place(record.source)}", step.cause
+
+    for (engine, text, cause), group in groupby(result.critical_path, statement):
+        spans = [step.ns for step in group]
+        cells = f"{at / 1e3:.1f}", f"{sum(spans) / 1e3:.2f}", str(len(spans))
+        table.add_row(*cells, engine, text, cause)
+        at += sum(spans)
+    return table
+
+
 def summary(result: CostResult, stalls: int = 10) -> RenderableType:
     """Everything a reader needs first, as a rich renderable."""
     core, engine = result.bounding_engine
@@ -100,6 +120,9 @@ def summary(result: CostResult, stalls: int = 10) -> RenderableType:
     return Group("\n".join(lines), _engine_table(result), _stall_table(result, stalls))
 
 
-def print_summary(result: CostResult, stalls: int = 10) -> None:
-    """Print `summary` to the terminal."""
-    Console().print(summary(result, stalls))
+def print_summary(result: CostResult, stalls: int = 10, path: bool = False) -> None:
+    """Print `summary`, and the critical path if asked for, to the terminal."""
+    console = Console()
+    console.print(summary(result, stalls))
+    if path:
+        console.print(path_table(result))

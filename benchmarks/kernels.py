@@ -48,7 +48,7 @@ def _percent(value: float) -> str:
 def targets_table(rows: Sequence[tuple[Target, Modelled]]) -> Table:
     """Shares per column, the target beside the base column."""
     table = Table(
-        title="Modelled share of the bf16 peak (decode, write: of the HBM rate), one core",
+        title="Modelled share of the bf16 peak (decode, write: of the HBM rate) of the cores used",
         title_justify="left",
     )
     table.add_column("S/prior, heads x head_dim")
@@ -99,7 +99,8 @@ def run_modelled(arguments: argparse.Namespace) -> int:
     rows: list[tuple[Target, Modelled]] = []
     for target in _selected(arguments.only):
         begin = time.perf_counter()
-        launches = record(target.workload, functions)
+        two_cores = {} if target.workload.kernel == "write_kv_cache" else {"lnc": arguments.lnc}
+        launches = record(target.workload, functions, **two_cores)
         interpreted = time.perf_counter() - begin
         modelled, results = model(target.workload, launches, base=constants)
         rows.append((target, modelled))
@@ -109,11 +110,11 @@ def run_modelled(arguments: argparse.Namespace) -> int:
             f"interpreted in {interpreted:.1f} s",
             highlight=False,
         )
-        if arguments.stalls:
+        if arguments.stalls or arguments.path:
             from .cost_report import print_summary
 
             for result in results:
-                print_summary(result, arguments.stalls)
+                print_summary(result, arguments.stalls, arguments.path)
         if arguments.perfetto:
             arguments.perfetto.mkdir(parents=True, exist_ok=True)
             for number, result in enumerate(results):
@@ -152,8 +153,12 @@ def parser() -> argparse.ArgumentParser:
     """Options of `segattn bench kernels`."""
     made = argparse.ArgumentParser("segattn bench kernels", description=__doc__)
     made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
+    made.add_argument(
+        "--lnc", type=int, choices=(1, 2), default=1, help="cores that share the attention"
+    )
     made.add_argument("--only", default="", help="rows whose kernel or label contains this text")
     made.add_argument("--stalls", type=int, default=0, help="print this many stalls per launch")
+    made.add_argument("--path", action="store_true", help="print the critical path per launch")
     made.add_argument("--json", type=Path, help="write the results here")
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
     made.add_argument(

@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     """Options, then the script and its own arguments."""
     made = argparse.ArgumentParser("segattn trace", description=__doc__)
     made.add_argument("--stalls", type=int, default=10, help="stalls shown per launch")
+    made.add_argument("--path", action="store_true", help="print the critical path per launch")
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
     made.add_argument("--constants", type=Path, help="microbenchmark results to model with")
     made.add_argument("script", type=Path)
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     for number, launch in enumerate(trace.launches):
         result = evaluate(launch, constants)
-        print_summary(result, options.stalls)
+        print_summary(result, options.stalls, options.path)
         if options.perfetto:
             options.perfetto.mkdir(parents=True, exist_ok=True)
             write_perfetto(result, options.perfetto / f"{number:03}_{launch.kernel}.json")

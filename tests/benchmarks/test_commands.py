@@ -50,10 +50,11 @@ def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_trace_runs_a_script_and_names_bound_and_stalls(tmp_path: Path) -> None:
     script = tmp_path / "double.py"
     script.write_text(KERNEL)
-    done = trace("--perfetto", str(tmp_path / "timelines"), str(script))
+    done = trace("--path", "--perfetto", str(tmp_path / "timelines"), str(script))
     assert done.returncode == 0, done.stderr
     assert "double: modelled" in done.stdout
     assert "bound by" in done.stdout
+    assert "Critical path (modelled)" in done.stdout
     (line,) = (n for n, text in enumerate(KERNEL.splitlines(), 1) if "tensor_scalar" in text)
     assert f"double.py:{line}" in done.stdout
     timeline = json.loads((tmp_path / "timelines" / "000_double.json").read_text())

@@ -107,6 +107,14 @@ def test_loop_bodies_count_once_in_the_program_and_each_trip_when_executed() -> 
     assert result.num_unrolled == 2
 
 
+def test_the_critical_path_goes_on_through_the_edges_of_a_loop() -> None:
+    result = looped()
+    opcodes = [step.step.record.opcode for step in result.critical_path]
+    assert opcodes[0] == "memset"
+    assert opcodes.count("tensor_copy") == 3
+    assert sum(step.ns for step in result.critical_path) == pytest.approx(result.modelled_ns)
+
+
 def test_perfetto_has_a_track_per_engine_and_queue_and_a_span_per_step(tmp_path: Path) -> None:
     result = small().evaluate()
     write_perfetto(result, tmp_path / "trace.json")

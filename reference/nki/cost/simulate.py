@@ -155,8 +155,10 @@ class Simulation:
         issuer, timing = self._issuers[step.stream], self._timings[step.index]
         ready, timing.cause, timing.after = self._inputs(step)
         if step.meeting is not None:
-            at_loop = step.meeting.is_loop_edge
-            self._arrive(step, step.meeting, max(ready, issuer.done if at_loop else issuer.free))
+            free = issuer.done if step.meeting.is_loop_edge else issuer.free
+            if ready <= free and issuer.last >= 0:
+                timing.cause, timing.after = "order", issuer.last
+            self._arrive(step, step.meeting, max(ready, free))
             return
         heappush(issuer.ready, (ready, step.index))
         self._schedule(step.stream)
