@@ -102,7 +102,11 @@ def bpe_backend(
         raise MissingExtraError("tokenizers", "model") from error
 
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    # Llama 3 takes a piece that is a token as it is, before any merge.
+    whole_first = pre_tokenizer == "llama-bpe"
+    backend = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=list(merges), ignore_merges=whole_first)
+    )
     byte_level = pre.ByteLevel(add_prefix_space=False, use_regex=pre_tokenizer != "llama-bpe")
     if pre_tokenizer == "gpt-2":
         backend.pre_tokenizer = byte_level

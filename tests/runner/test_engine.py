@@ -68,6 +68,7 @@ def test_tokens_do_not_depend_on_batch_chunks_blocks_or_cache(
     )
     serve(engine, order)
     assert tokens(engine) == {name: EXPECTED[name] for name in order}
+    engine.scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("buckets", [[33, 128], [1, 2, 4, 128], [128]])

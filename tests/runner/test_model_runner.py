@@ -167,11 +167,16 @@ def test_a_resumed_request_recomputes_its_outputs_in_new_blocks() -> None:
     expected = greedy_tokens(model, PROMPT, 3)
     runner.execute_model(prefill("a", PROMPT, [9, 4], 20))
     runner.execute_model(go_on({"a": 20}))
+    # Its old blocks belong to others from here on.
+    runner.cache.keys.fill(np.nan)
+    runner.cache.values.fill(np.nan)
     resumed = go_on({"a": 0}, 22, padded=128, new_blocks={"a": [11, 12]}, resumed={"a"})
     result = runner.execute_model(resumed)
     assert sampled(result) == [expected[2:3]]
     assert result.shape is not None
     assert result.shape.kind == "prefill"
+    written = np.isfinite(runner.cache.keys).any(axis=(0, 2, 3, 4))
+    assert np.flatnonzero(written).tolist() == [11, 12]
 
 
 def test_new_blocks_are_appended_as_a_request_grows() -> None:

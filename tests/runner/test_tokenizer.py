@@ -32,6 +32,14 @@ def test_llama_bpe_takes_at_most_three_digits_at_a_time() -> None:
     assert tokenizer("llama-bpe").encode("0012") == [IDS["0"]] * 2 + [IDS["1"], IDS["2"]]
 
 
+def test_llama_bpe_takes_a_whole_piece_that_no_merge_builds() -> None:
+    tokens = [*vocabulary(), "hello"]
+    whole = bpe_backend(tokens, MERGES, [], "llama-bpe", bos_token=None)
+    assert whole.encode("hello").ids == [len(tokens) - 1]
+    merged = bpe_backend(tokens, MERGES, [], "gpt-2", bos_token=None)
+    assert merged.encode("hello").ids == [IDS["he"], IDS["l"], IDS["l"], IDS["o"]]
+
+
 def test_no_beginning_of_sequence_is_added_unless_the_model_wants_it() -> None:
     assert tokenizer().encode("h") == [IDS["h"]]
     assert tokenizer(bos_token="<|im_start|>").encode("h") == [1, IDS["h"]]
