@@ -14,6 +14,10 @@ class Peer:
     path: str
     select: tuple[str, ...] = ("*",)
 
+    def may_select(self, function: str) -> bool:
+        """Whether a test of this function can be among those to run, whatever its parameters."""
+        return any(fnmatchcase(function, f"*{part.partition('<')[0]}*") for part in self.select)
+
     def selects(self, test: str) -> bool:
         """Whether a test (with its parameters in brackets) is one of those to run."""
         # fnmatch takes brackets for character classes.

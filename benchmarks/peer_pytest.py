@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from ..runner.extras import MissingExtraError
+from .peer_cases import Peer
 from .peer_modules import ALIAS_SUFFIX
 from .peer_results import Comparison, PeerMismatchError, PeerResult, compare, run_kernel
 
@@ -65,8 +66,8 @@ class InterpreterOrchestrator:
 class PeerPlugin:
     """Fixtures, parametrisation and collection of results."""
 
-    def __init__(self, select: Callable[[str], bool], report: Callable[[PeerResult], None]) -> None:
-        self.select = select
+    def __init__(self, peer: Peer, report: Callable[[PeerResult], None]) -> None:
+        self.peer = peer
         self.report = report
         self.orchestrator = InterpreterOrchestrator()
 
@@ -100,6 +101,9 @@ class PeerPlugin:
         limit = harness.RANGE_TEST_LIMIT_NUM_TESTS_ATTR_KEY
         options = {limit: getattr(function, limit)} if hasattr(function, limit) else {}
         random.seed(0)
+        if not self.peer.may_select(function.__name__):
+            metafunc.parametrize("range_test_options", [])
+            return
         names, cases = harness.RangeTestHarness(config, **options).get_unique_test_cases()
         kept = [
             (name, case)
@@ -123,6 +127,10 @@ class PeerPlugin:
         for name in ("enable_automatic_boundary_tests", "enable_invalid_combination_tests"):
             options.pop(name, None)
         random.seed(0)
+        if not self.peer.may_select(metafunc.function.__name__):
+            # Working out the cases takes minutes in some files.
+            metafunc.parametrize([*options, "is_negative_test_case"], [])
+            return
         cases = generator.generate_parametrized_test_case(
             params=options,
             coverage=coverage,
@@ -138,7 +146,9 @@ class PeerPlugin:
         for item in items:
             platforms = item.get_closest_marker("platforms")
             excluded = platforms.kwargs.get("exclude", []) if platforms else []
-            if self.select(item.name) and "TRN2" not in [platform.name for platform in excluded]:
+            if self.peer.selects(item.name) and "TRN2" not in [
+                platform.name for platform in excluded
+            ]:
                 kept.append(item)
         items[:] = kept
 

@@ -115,7 +115,7 @@ def _run_library(root: Path, peers: list[Peer], table: _Table) -> None:
     for path, message in _unparsable(root / "src"):
         print(f"not Python, not run: {path.relative_to(root)}: {message}")
     for peer in peers:
-        plugin = PeerPlugin(peer.selects, partial(table.add, peer.name))
+        plugin = PeerPlugin(peer, partial(table.add, peer.name))
         options = ["--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal"]
         options += ["--rootdir", str(root), "-c", str(root / "test" / "pytest.ini")]
         pytest.main([*options, str(root / peer.path)], plugins=[plugin])
