@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .dtypes import ITEMSIZE, Array, dtype_name
-from .errors import NkiValidationError, OutOfBoundsError, at_kernel_line
+from .errors import NkiValidationError, OutOfBoundsError, OutsidePatternError, at_kernel_line
 from .regions import SBUF
 from .registers import VirtualRegister
 from .storage import View
@@ -32,7 +32,7 @@ def ap(
     chip, a partition step that is no multiple of the storage's row but of the view's row counts
     rows of the view (third-party kernels rely on both readings).
     """
-    from .tensor import Dynamic, handle
+    from .tensor import Dynamic, handle, unusable
 
     layout = t.v.layout
     pairs = tuple([(int(pair[0]), int(pair[1])) for pair in pattern])
@@ -40,7 +40,10 @@ def ap(
     key = (layout, t.v.offset, t.storage.nbytes, pairs, offset, dtype, rows_at_run_time)
     found = _patterns.get(key)
     if found is None:
-        found = _patterns[key] = _pattern(t, pairs, offset, dtype, rows_at_run_time)
+        try:
+            found = _patterns[key] = _pattern(t, pairs, offset, dtype, rows_at_run_time)
+        except OutsidePatternError as error:
+            return unusable(t, error)
     name, shape, strides, start = found
     if t.dynamic is not None:
         raise NkiValidationError(".ap on a view that has a run-time address already")
@@ -107,7 +110,7 @@ def _check_row(
     low = start % row + sum((n - 1) * s for n, s in free if s < 0)
     high = start % row + sum((n - 1) * s for n, s in free if s > 0)
     if low < 0 or high >= row:
-        raise NkiValidationError(
+        raise OutsidePatternError(
             f".ap of {t.name!r}: the free part reaches elements {low}..{high} of a partition; the "
             f"tile has 0..{row - 1} (a pattern cannot go on in the next partition)"
         )
@@ -147,7 +150,7 @@ def check_extent(
             low += (n - 1) * stride
     total = t.storage.nbytes // ITEMSIZE[dtype]
     if low < 0 or high >= total:
-        raise NkiValidationError(
+        raise OutsidePatternError(
             f".ap of {t.name!r}: elements {low}..{high} for a storage of {total} "
             f"{dtype} elements; shape {shape}, strides {strides}, offset {start}"
         )

@@ -25,6 +25,10 @@ class OutOfBoundsError(NkiValidationError):
     """A run-time index or offset leaves its tensor under `oob_mode.error`."""
 
 
+class OutsidePatternError(NkiValidationError):
+    """An access pattern reaches outside its tensor."""
+
+
 class CoreRaceError(NkiValidationError):
     """Two cores of one launch touch the same bytes without a barrier between them."""
 

@@ -234,6 +234,28 @@ class NkiTensor(NKIObject):
         )
 
 
+class UnusableTensor(NkiTensor):
+    """An access pattern outside its tile: a kernel may make one, using it raises `error`."""
+
+    __slots__ = ("error",)
+
+    error: Exception
+
+    @property
+    def v(self) -> View:  # type: ignore[override]  # reading it is what raises
+        """Raise the error of the pattern."""
+        raise self.error
+
+
+def unusable(t: NkiTensor, error: Exception) -> NkiTensor:
+    """A tensor whose every use raises `error`."""
+    made: UnusableTensor = object.__new__(UnusableTensor)
+    made.storage = t.storage
+    made.dynamic = None
+    made.error = error
+    return made
+
+
 def handle(storage: Storage, view: View, dynamic: Dynamic | None = None) -> NkiTensor:
     """A tensor for an existing view."""
     made: NkiTensor = object.__new__(NkiTensor)

@@ -260,3 +260,17 @@ def test_ndarray_is_a_class_that_every_tensor_is_an_instance_of() -> None:
     kernel(_arange(4, 3))
     optional: Any = nl.ndarray | None
     assert optional.__args__ == (nl.ndarray, type(None))
+
+
+def test_a_pattern_outside_its_tile_is_an_error_where_it_is_used() -> None:
+    def unused(dst: Any, x: Any) -> None:
+        x.ap([[8, 4], [2, 4]], offset=2)
+        nisa.tensor_copy(dst, x)
+
+    def used(dst: Any, x: Any) -> None:
+        nisa.tensor_copy(dst, x.ap([[8, 4], [2, 4]], offset=2))
+
+    x = floats(4, 8)
+    np.testing.assert_array_equal(run(unused, x), x)
+    with pytest.raises(NkiValidationError, match=r"free part reaches elements 2\.\.8"):
+        run(used, x, out=((4, 4), "float32"))
