@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
 
+from .running import floats, run
+
 nl, nisa = nki.language, nki.isa
 
 
