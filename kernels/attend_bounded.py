@@ -1,5 +1,7 @@
 """A share of the work with the bounded softmax: its chunk, its prior, its result and its flag."""
 
+from typing import Any
+
 from .backend import nisa, nl
 from .bounded import BLOCK_TILES, BoundedRows, values_with_ones
 from .loading import (
@@ -14,6 +16,7 @@ from .masks import valid_rows
 from .prior_stream import PriorStream
 from .shift_estimate import STAGES, ShiftEstimate, largest_norm_on_scalar
 from .tile_schedule import PARTITIONS, Share
+from .write_kv_cache_nki import CacheWriter
 
 
 def attend_chunk_bounded(
@@ -25,6 +28,7 @@ def attend_chunk_bounded(
     every_valid: nl.NkiTensor,  # [128, S / 128] uint8: real rows of the chunk
     tile_valid: nl.NkiTensor,  # [128, tiles] uint8: real rows of the share
     streams: list[PriorStream],  # whose first segments are prepared beside
+    writer: CacheWriter | None,  # that stores the chunk beside
 ) -> None:
     """Every block of a share over the chunk, the longest first."""
     _, num_rows, d = k.shape
@@ -45,23 +49,25 @@ def attend_chunk_bounded(
     largest_norm_on_scalar(k_real, num_tiles, longest)
     shifts = ShiftEstimate(rows, q_rows, tile_valid, rows.largest(longest))
     values = nl.ndarray((PARTITIONS, num_tiles * (d + 1)), dtype=v.dtype, buffer=nl.sbuf)
-    rows.beside = streams
     last = rows.num_blocks - 1
-    # Stage s of block last - n is issued at step n + s, the block itself at step n + STAGES.
-    for step in range(rows.num_blocks + STAGES):
-        for stage in range(STAGES):
-            block = last - step + stage
-            if block >= 0 and block <= last:
-                shifts.stage(block, stage)
-        if step == STAGES - 1:
-            values_with_ones(v_rows, every_valid, values, 0, num_tiles)
-            for stream in streams:
-                stream.fetch_rows()
-        if step >= STAGES:
-            rows.attend_chunk(keys, values, last - step + STAGES)
-    rows.drain()
+    for stage in range(STAGES):
+        shifts.stage(last, stage)
+    values_with_ones(v_rows, every_valid, values, 0, num_tiles)
     for stream in streams:
-        stream.finish()
+        stream.fetch_rows()
+    others: list[Any] = []
+    for stream in streams:
+        others.append(stream)
+    if writer is not None:
+        others.append(writer)
+    rows.beside = [[shifts], others]
+    for i in range(rows.num_blocks):
+        block = last - i
+        shifts.finish_block(block)
+        rows.attend_chunk(keys, values, block)
+    rows.drain()
+    for work in others:
+        work.finish()
 
 
 def load_queries_backwards(q: nl.NkiTensor, share: Share) -> nl.NkiTensor:

@@ -87,8 +87,9 @@ class BoundedRows(nl.NKIObject):
         )
         self.macros: list[Macro] = []
         self.retired = 0
-        # Work that is issued in small steps between macros: objects with step, done and steps.
-        self.beside: list[Any] = []
+        # Queues of work that is issued in small steps between macros: objects with step, done and
+        # steps. Each queue gives one step per macro.
+        self.beside: list[list[Any]] = []
 
     def tiles_of(self, block: int) -> int:
         """Row tiles of a block."""
@@ -147,10 +148,11 @@ class BoundedRows(nl.NKIObject):
         self.macros.append(macro)
         if len(self.macros) - self.retired > LAG:
             self.retire()
-        for work in self.beside:
-            if work.done < work.steps:
-                work.step()
-                break
+        for queue in self.beside:
+            for work in queue:
+                if work.done < work.steps:
+                    work.step()
+                    break
 
     def retire(self) -> None:
         """P V of the oldest macro in flight; after a block's last one, its accumulator."""

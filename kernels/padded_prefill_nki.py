@@ -43,7 +43,21 @@ from .bounded_result import finish_bounded
 from .loading import broadcast_row
 from .masks import valid_rows
 from .tile_schedule import PARTITIONS, core_shares
-from .write_kv_cache_nki import store_chunk
+from .write_kv_cache_nki import CacheWriter
+
+
+def chunk_writer(
+    chunks: list[nl.NkiTensor],  # k, v
+    caches: list[nl.NkiTensor],  # k_cache, v_cache
+    slot_mapping: nl.NkiTensor,
+    scales: list[nl.NkiTensor | None],  # k_scales, v_scales
+    core: int,
+    num_cores: int,
+) -> CacheWriter:
+    """What a core stores: both caches, or one of two cores one of them."""
+    if num_cores == 1:
+        return CacheWriter(chunks, caches, slot_mapping, scales)
+    return CacheWriter([chunks[core]], [caches[core]], slot_mapping, [scales[core]])
 
 
 @nki.jit
@@ -72,12 +86,9 @@ def padded_prefill_kernel(
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
-    if num_cores == 1:
-        store_chunk([(k, k_cache, k_scales), (v, v_cache, v_scales)], slot_mapping)
-    elif core == 0:
-        store_chunk([(k, k_cache, k_scales)], slot_mapping)
-    else:
-        store_chunk([(v, v_cache, v_scales)], slot_mapping)
+    writer = chunk_writer(
+        [k, v], [k_cache, v_cache], slot_mapping, [k_scales, v_scales], core, num_cores
+    )
     every_tile: list[int] = []
     for tile in range(num_tiles):
         every_tile.append(tile)
@@ -93,7 +104,7 @@ def padded_prefill_kernel(
         if softmax != "exact":
             rows = BoundedRows(share, d, q.dtype, scale)
             tile_valid = share_valid(real, share)
-            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, [])
+            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, [], writer)
             flag = finish_bounded(rows, out, tile_valid, share_sinks(every_sink, share), 1.0)
             set_flag(flags, share, flag)
             failed = flag
@@ -101,4 +112,5 @@ def padded_prefill_kernel(
             exact = ExactShare(share, d, q.dtype, valid_rows(real, share.row_tiles), failed)
             exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
             exact.store(out, 1.0)
+    writer.finish()
     return out, k_cache, v_cache, store_flags(flags, core, num_cores)

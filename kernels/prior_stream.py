@@ -103,7 +103,7 @@ class PriorStream(nl.NKIObject):
     def take(self) -> None:
         """Make the prepared segment the current one."""
         nisa.tensor_copy(dst=self.keys, src=self.next_keys)
-        nisa.tensor_copy(dst=self.values, src=self.next_values, engine=nisa.engine.gpsimd)
+        nisa.tensor_copy(dst=self.values, src=self.next_values)
         self.done = 0
 
     def attend(self, end: nisa.VirtualRegister | int, exp_scale: float | nl.NkiTensor) -> None:
@@ -112,7 +112,7 @@ class PriorStream(nl.NKIObject):
 
         def segment(i: nisa.VirtualRegister) -> None:
             self.take()
-            rows.beside = [self]
+            rows.beside = [[self]]
             rows.attend_segment(self.keys, self.values, prior.tokens, exp_scale)
             self.finish()
 

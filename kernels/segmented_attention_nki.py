@@ -204,7 +204,7 @@ def segmented_attention_kernel(
             rows = BoundedRows(share, d, q.dtype, scale)
             tile_valid = share_valid(real, share)
             streams = prior_streams(rows, prior, tail, prior_count, kv_head)
-            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, streams)
+            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, streams, None)
             if own_factor is not None:
                 scale_values_bounded(rows, own_factor)
             end = nisa.register_alloc()

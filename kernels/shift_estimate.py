@@ -14,10 +14,10 @@ STAGES = 4
 
 
 class ShiftEstimate(nl.NKIObject):
-    """Query columns and shifts of a share's blocks, stage by stage.
+    """Query columns and shifts of a share's blocks, stage by stage, the last block first.
 
-    A stage of one block is issued while an earlier block is computed, so that PE, which runs in
-    order, finds the results of DVE and GpSimd that it needs.
+    The stages of a block are issued between the macros of the blocks before it, so that PE, which
+    runs in order, finds the results of DVE and GpSimd that it needs.
     """
 
     def __init__(
@@ -31,6 +31,8 @@ class ShiftEstimate(nl.NKIObject):
         self.q_rows = q_rows
         self.tile_valid = tile_valid
         self.longest_key = longest_key
+        self.done = 0
+        self.steps = rows.num_blocks // 2 * 2 * STAGES
         self.ones = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.ones, value=1.0)
         self.real: list[nl.NkiTensor] = []
@@ -38,6 +40,22 @@ class ShiftEstimate(nl.NKIObject):
             self.real.append(q_rows)
         self.norms = nl.ndarray((PARTITIONS, rows.num_blocks), dtype=nl.float32, buffer=nl.sbuf)
         self.roots = nl.ndarray((1, rows.num_blocks), dtype=nl.float32, buffer=nl.sbuf)
+
+    def step(self) -> None:
+        """The next stage of the blocks before the last one, two blocks in turn."""
+        pair = self.done // (2 * STAGES)
+        within = self.done % (2 * STAGES)
+        block = self.rows.num_blocks - 2 - 2 * pair - within % 2
+        if block >= 0:
+            self.stage(block, within // 2)
+        self.done = self.done + 1
+
+    def finish_block(self, block: int) -> None:
+        """All stages of a block that are left, and what comes before them."""
+        behind = self.rows.num_blocks - 2 - block
+        needed = behind // 2 * 2 * STAGES + 2 * (STAGES - 1) + behind % 2 + 1
+        while behind >= 0 and self.done < needed:
+            self.step()
 
     def stage(self, block: int, stage: int) -> None:
         """One of the STAGES steps of a block."""
@@ -71,7 +89,7 @@ class ShiftEstimate(nl.NKIObject):
             RowTiles(real, d, d), 0, tiles, rows.queries[:, begin : begin + tiles * PARTITIONS]
         )
         norm = self.norms[:, block : block + 1]
-        if block >= rows.num_blocks - STAGES:
+        if block == rows.num_blocks - 1:
             largest_norm_on_scalar(real, tiles, norm)
         else:
             largest_norm(real, tiles, norm)

@@ -55,51 +55,63 @@ def quantise(
     return stored
 
 
-def store_chunk(
-    stores: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None]],
-    slot_mapping: nl.NkiTensor,  # [T] int32 HBM
-) -> None:
-    """Scatter chunks into caches: whole tiles of 128 tokens, then the rest.
+class CacheWriter(nl.NKIObject):
+    """Stores a chunk tile by tile: all at once, or in steps beside other work.
 
-    A store is (chunk [KV, T, d], cache [num_blocks, KV, block_size, d], scales [1, KV] fp32 or
-    None), all of one shape. Scatters into one cache follow each other in time, since their rows
-    are not known to be apart; so the caches take turns, one prepared while another moves.
+    A scatter may touch any row of its cache, so two into one cache wait for each other; the
+    sources take turns.
     """
-    num_kv_heads, num_tokens, d = stores[0][0].shape
-    block_size = stores[0][1].shape[2]
-    targets: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None]] = []
-    for store in stores:
-        chunk, cache, scales = store
-        targets.append((chunk, cache, inverse(scales)))
-    full_tiles = num_tokens // PARTITIONS
-    rest = num_tokens - full_tiles * PARTITIONS
-    parts: list[tuple[int, int, int]] = []
-    if full_tiles > 0:
-        parts.append((0, PARTITIONS, full_tiles))
-    if rest > 0:
-        parts.append((full_tiles * PARTITIONS, rest, 1))
-    for part in parts:
-        first, num_rows, tiles = part
-        rows = slot_rows(slot_mapping, first, num_rows, tiles, block_size, num_kv_heads)
-        for t in range(tiles):
-            for target in targets:
-                chunk, cache, inverse_scales = target
-                tokens = chunk.ap(
-                    [[d, num_rows], [num_tokens * d, num_kv_heads], [1, d]],
-                    offset=(first + t * PARTITIONS) * d,
-                )
-                if inverse_scales is not None:
-                    tokens = quantise(tokens, num_rows, inverse_scales, cache)
-                scatter_rows(rows[:, t : t + 1], tokens, cache)
 
+    def __init__(
+        self,
+        chunks: list[nl.NkiTensor],  # each [KV, T, d] HBM
+        caches: list[nl.NkiTensor],  # each [num_blocks, KV, block_size, d] HBM
+        slot_mapping: nl.NkiTensor,  # [T] int32 HBM
+        scales: list[nl.NkiTensor | None],  # each [1, KV] fp32 HBM
+    ) -> None:
+        num_kv_heads, num_tokens, _ = chunks[0].shape
+        block_size = caches[0].shape[2]
+        self.chunks = chunks
+        self.caches = caches
+        self.inverse_scales: list[nl.NkiTensor | None] = []
+        for scale in scales:
+            inverse = None
+            if scale is not None:
+                inverse = broadcast_row(scale)
+                nisa.reciprocal(dst=inverse, data=inverse)
+            self.inverse_scales.append(inverse)
+        full_tiles = num_tokens // PARTITIONS
+        rest = num_tokens - full_tiles * PARTITIONS
+        self.tiles: list[tuple[int, nl.NkiTensor]] = []  # first token, cache rows [tokens, 1]
+        if full_tiles > 0:
+            rows = slot_rows(slot_mapping, 0, PARTITIONS, full_tiles, block_size, num_kv_heads)
+            for t in range(full_tiles):
+                self.tiles.append((t * PARTITIONS, rows[:, t : t + 1]))
+        if rest > 0:
+            first = full_tiles * PARTITIONS
+            rows = slot_rows(slot_mapping, first, rest, 1, block_size, num_kv_heads)
+            self.tiles.append((first, rows))
+        self.done = 0
+        self.steps = len(self.tiles) * len(chunks)
 
-def inverse(scales: nl.NkiTensor | None) -> nl.NkiTensor | None:
-    """1 / scales [1, KV] on every partition, [128, KV] fp32."""
-    if scales is None:
-        return None
-    inverse_scales = broadcast_row(scales)
-    nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
-    return inverse_scales
+    def step(self) -> None:
+        """Store the next tile of one of the chunks."""
+        source = self.done % len(self.chunks)
+        first, rows = self.tiles[self.done // len(self.chunks)]
+        chunk, cache = self.chunks[source], self.caches[source]
+        num_kv_heads, num_tokens, d = chunk.shape
+        num_rows = rows.shape[0]
+        tokens = chunk.ap([[d, num_rows], [num_tokens * d, num_kv_heads], [1, d]], offset=first * d)
+        inverse = self.inverse_scales[source]
+        if inverse is not None:
+            tokens = quantise(tokens, num_rows, inverse, cache)
+        scatter_rows(rows, tokens, cache)
+        self.done = self.done + 1
+
+    def finish(self) -> None:
+        """Store the tiles that are left."""
+        while self.done < self.steps:
+            self.step()
 
 
 @nki.jit
@@ -115,5 +127,6 @@ def write_kv_cache_kernel(
     """Store k and v through slot_mapping; returns the caches."""
     assert k.shape == v.shape, "k and v must have one shape"
     assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
-    store_chunk([(k, k_cache, k_scales), (v, v_cache, v_scales)], slot_mapping)
+    writer = CacheWriter([k, v], [k_cache, v_cache], slot_mapping, [k_scales, v_scales])
+    writer.finish()
     return k_cache, v_cache
