@@ -31,6 +31,7 @@ COMMANDS = {
     "timeline": Command(
         "runner.timeline:main", "turn a report of generate into a Perfetto trace or a page"
     ),
+    "buckets": Command("runner.buckets:main", "plan bucket lists from reports of generate"),
     "env": Command("runner.env:main", "print what a bug report needs"),
     "lint": Command(
         "reference.nki.lint.command:main", "check NKI kernels against the compiler's Python subset"

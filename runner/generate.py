@@ -123,7 +123,7 @@ def generate(
         plain = Llama(checkpoint.config, checkpoint.weights)
         comparison = check_served(plain, engine, results, phase)
     report = GenerationReport(
-        str(path), dtype, BACKEND, results, steps, engine.plan.shapes, comparison
+        str(path), dtype, BACKEND, config, results, steps, engine.plan.shapes, comparison
     )
     if json:
         print_json(report)

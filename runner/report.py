@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ..scheduler import SchedulerConfig
 from .compile_plan import GraphShape
 from .extras import MissingExtraError
 from .plain_forward import Comparison
@@ -26,6 +27,7 @@ class GenerationReport:
     dtype: str
     backend: str
     """What executed the kernels."""
+    config: SchedulerConfig
     requests: Sequence[PromptResult]
     steps: Sequence[Step]
     compile_plan: Sequence[GraphShape]

@@ -206,6 +206,16 @@ def test_chat_without_a_template_is_one_error(tmp_path: Path) -> None:
     assert "error: the model has no chat template" in result.err
 
 
+def test_a_report_feeds_the_timeline_and_the_bucket_planner(model: Path, tmp_path: Path) -> None:
+    report, page = tmp_path / "report.json", tmp_path / "page.html"
+    report.write_text(generate(model, "the first", "--json").out)
+    assert segattn("timeline", report, "--html", page).status == 0
+    assert "Timeline of 4 steps" in page.read_text()
+    planned = segattn("buckets", report)
+    assert planned.status == 0
+    assert "requests per decode step: 3 steps" in planned.out
+
+
 def test_nothing_runs_when_every_prompt_is_refused(model: Path) -> None:
     result = generate(model, "", "--json")
     assert result.status == 1
