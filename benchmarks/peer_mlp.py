@@ -41,27 +41,29 @@ class _LazyEntry(ModuleType):
 def _entry() -> Any:
     """Return a kernel with the parameters of MLPParameters that runs the kernel they ask for."""
     parameters = import_module(f"{_FOLDER}.mlp_parameters")
+    prefill = import_module(f"{_FOLDER}.mlp_cte.mlp_cte").mlp_cte
+    decode = import_module(f"{_FOLDER}.mlp_tkg.mlp_tkg").mlp_tkg
+    allocator = import_module(f"{_UTILS}.allocator")
+    logging = import_module(f"{_UTILS}.logging")
     own = list(inspect.signature(parameters.MLPParameters.__init__).parameters.values())[1:]
 
+    names = [parameter.name for parameter in own]
+
     def mlp(*arguments: Any, **named: Any) -> Any:
-        names = [parameter.name for parameter in own]
         given = dict(zip(names, arguments, strict=False))
         params = parameters.MLPParameters(**given, **named)
         parameters.validate_mlp_arguments(params)
         shape = (params.batch_size, params.sequence_len, params.hidden_size)
         count = 2 if parameters.mlpp_store_fused_add(params) else 1
-        outputs = [
-            nl.ndarray(shape, dtype=params.output_dtype, buffer=nl.shared_hbm) for _ in range(count)
-        ]
+        outputs = []
+        for _ in range(count):
+            outputs.append(nl.ndarray(shape, dtype=params.output_dtype, buffer=nl.shared_hbm))
         stored_sum = outputs[1] if count == 2 else None
         if not parameters.is_mlp_tkg(params):
-            import_module(f"{_FOLDER}.mlp_cte.mlp_cte").mlp_cte(params, outputs[0], stored_sum)
+            prefill(params, outputs[0], stored_sum)
             return tuple(outputs)
-        allocator = import_module(f"{_UTILS}.allocator")
-        logger = import_module(f"{_UTILS}.logging").Logger("mlp")
-        memory = allocator.SbufManager(0, 200 * 1024, logger)
-        kernel = import_module(f"{_FOLDER}.mlp_tkg.mlp_tkg").mlp_tkg
-        return tuple(kernel(params, outputs[0], stored_sum, sbm=memory))
+        memory = allocator.SbufManager(0, 200 * 1024, logging.Logger("mlp"))
+        return tuple(decode(params, outputs[0], stored_sum, sbm=memory))
 
     mlp.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]  # what inspect reads
     return nki.jit(mlp)

@@ -29,6 +29,9 @@ class AsyncScheduler(Scheduler):
     def _accept_tokens(
         self, request: Request, tokens: list[int]
     ) -> tuple[list[int], RequestStatus | None]:
+        if request.num_output_placeholders == 0:
+            # A frame from before a second reset: the first one's count of it was overwritten.
+            return [], None
         accepted, status = self._append_tokens(request, tokens)
         num_placeholders = request.num_output_placeholders - len(accepted)
         if num_placeholders < 0:

@@ -109,7 +109,10 @@ class RequestPool:
                 while self.running:
                     request = self.running.pop()
                     self._preempt(request)
-                    request.async_tokens_to_discard = request.num_output_placeholders
+                    if not self.num_spec_tokens:
+                        # As in vLLM 0.24, which overwrites the count of an earlier reset.
+                        request.async_tokens_to_discard = 0
+                    request.async_tokens_to_discard += request.num_output_placeholders
                     request.num_output_placeholders = 0
                 self._previously_scheduled = set()
             return self.kv_cache_manager.reset_prefix_cache()

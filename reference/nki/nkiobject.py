@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import Any
+
+
+@cache
+def _init_parameters(cls: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(cls.__init__).parameters)
 
 
 class _NkiMeta(type):
@@ -17,8 +24,9 @@ class _NkiMeta(type):
         described: Any = cls
         if not is_dataclass(described):
             return super().__call__(*args, **kwargs)
-        init_fields = [f for f in fields(described) if f.init]
-        names = {f.name for f in init_fields}
+        # A dataclass may have written its own __init__, whose parameters are not the fields.
+        names = _init_parameters(cls)
+        init_fields = [f for f in fields(described) if f.init and f.name in names]
         late = {k: kwargs.pop(k) for k in list(kwargs) if k not in names and hasattr(cls, k)}
         for f in init_fields[len(args) :]:
             required = f.default is MISSING and f.default_factory is MISSING

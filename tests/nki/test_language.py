@@ -1,6 +1,7 @@
 """The wrappers of nki.language against NumPy, and the constants the documentation gives."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -229,6 +230,20 @@ def test_nki_objects_take_their_fields_by_name() -> None:
 
     assert Sizes(rows=3).rows == 3
     assert Sizes().rows == 1
+
+
+def test_a_dataclass_may_have_its_own_init() -> None:
+    @dataclass
+    class Params(nl.NKIObject):
+        rows: int
+        total: int
+
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+            self.total = 2 * rows
+
+    made = Params(rows=3)
+    assert (made.rows, made.total) == (3, 6)
 
 
 def test_a_tensor_wraps_the_storage_of_another() -> None:

@@ -15,6 +15,7 @@ import nki
 import nki.language as nl
 import helpers as h
 from helpers import fill
+from importlib import import_module
 
 @nki.jit
 def bad(x):
@@ -34,6 +35,10 @@ def calls_other_file(x):
 @nki.jit
 def calls_module(x):
     return h.fill(x)
+
+@nki.jit
+def calls_python(x):
+    return import_module(x)
 """
 HELPERS = """
 def fill(x):
@@ -68,7 +73,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_check_kernel_reports_the_kernel_and_not_its_neighbours(kernels: Path) -> None:
     module = import_module("kernel_file")
     (found,) = check_kernel(module.bad)
-    assert (found.path, found.line, found.rule) == (str(kernels), 9, "comprehension")
+    assert (found.path, found.line, found.rule) == (str(kernels), 10, "comprehension")
     (found,) = check_kernel(module.good)
     assert (found.rule, found.kind.fails) == ("deprecated-api", False)
 
@@ -79,6 +84,10 @@ def test_check_kernel_follows_functions_into_other_files(kernels: Path) -> None:
         (found,) = check_kernel(kernel)
         assert Path(found.path).name == "helpers.py"
         assert (found.line, found.rule, found.kind.fails) == (3, "try", True)
+
+
+def test_check_kernel_does_not_judge_the_standard_library(kernels: Path) -> None:
+    assert check_kernel(import_module("kernel_file").calls_python) == ()
 
 
 def test_check_kernel_follows_wrappers_and_takes_code_without_source(kernels: Path) -> None:
@@ -103,9 +112,9 @@ def test_the_command_prints_one_line_per_finding_and_fails_on_level_1(
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert [line.split(": ")[0] for line in lines] == [
-        f"{kernels}:9:12",
-        f"{kernels}:13:14",
-        f"{kernels}:15:13",
+        f"{kernels}:10:12",
+        f"{kernels}:14:14",
+        f"{kernels}:16:13",
     ]
     assert "level 1 rejected [comprehension] list comprehension" in lines[0]
     assert "level 1 deprecated [deprecated-api] nl.affine_range: deprecated; use: range" in lines[1]

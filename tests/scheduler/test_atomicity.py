@@ -1,11 +1,10 @@
 """A call that fails anywhere inside leaves the scheduler as it was before."""
 
-import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +24,8 @@ from segattn.scheduler import (
 
 from .state import differences, state_of
 
+T = TypeVar("T")
+
 PACKAGE = str(Path(segattn.scheduler.__file__).parent)
 
 NOT_INSIDE = {
@@ -42,44 +43,46 @@ class InjectedError(Exception):
     """The failure that a test puts into a call."""
 
 
-def fail_at(number: int, call: Callable[[], object], events: tuple[str, ...]) -> bool:
-    """Run `call`, with an exception at the `number`-th inner call or return; False if none came."""
+def call_with_failure(number: int, call: Callable[[], T]) -> T:
+    """Run `call` with an exception at its `number`-th inner call; its result if it has fewer."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         code = frame.f_code
-        if event in events and code.co_filename.startswith(PACKAGE):
-            if code.co_name in NOT_INSIDE:
-                return
+        if event != "call" or not code.co_filename.startswith(PACKAGE):
+            return
+        if code.co_name not in NOT_INSIDE:
             count += 1
             if count == number:
                 raise InjectedError
 
     sys.setprofile(profile)
     try:
-        call()
-    except InjectedError:
-        return True
+        return call()
     finally:
         sys.setprofile(None)
-    return False
 
 
-def assert_every_failure_is_undone(
-    scheduler: Scheduler, call: str, *arguments: object, events: tuple[str, ...] = ("call",)
-) -> int:
-    """Fail at each inner call in turn; how many there are."""
+def call_after_every_failure(
+    scheduler: Scheduler, call: Callable[..., T], *arguments: object
+) -> tuple[T, int]:
+    """Fail at each inner call in turn, then succeed: the result, and how many failures were undone.
+
+    The same scheduler goes through all of them, so what an undo forgot would also show later.
+    """
+    before = state_of((scheduler, arguments))
     number = 0
     while True:
         number += 1
-        # Arguments and scheduler share requests, so they are copied together.
-        victim, given = copy.deepcopy((scheduler, arguments))
-        before = state_of((victim, given))
-        if not fail_at(number, lambda: getattr(victim, call)(*given), events):  # noqa: B023 # called at once
-            return number - 1
-        assert differences(before, state_of((victim, given))) == [], f"inner call {number}"
-        victim.check_integrity()
+        try:
+            result = call_with_failure(number, lambda: call(*arguments))
+        except InjectedError:
+            after = state_of((scheduler, arguments))
+            assert differences(before, after) == [], f"inner call {number}"
+            scheduler.check_integrity()
+        else:
+            return result, number - 1
 
 
 def sample(scheduler: Scheduler, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -122,23 +125,23 @@ def test_a_failure_at_any_inner_call_changes_nothing(kind: type[Scheduler], poli
     prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7, 8], [9, 8, 7], [1, 2, 3, 4, 5, 6]]
     for number, tokens in enumerate(prompts):
         scheduler.add_request(
-            Request(f"r{number}", tokens, 6, priority=-number, stop_token_ids=[99])
+            Request(f"r{number}", tokens, 4, priority=-number, stop_token_ids=[99])
         )
     depth = 2 if isinstance(scheduler, AsyncScheduler) else 1
     in_flight: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
     num_inner_calls = 0
     seen: set[str] = set()
     while scheduler.has_requests():
-        num_inner_calls += assert_every_failure_is_undone(scheduler, "schedule")
-        output = scheduler.schedule()
+        output, num_calls = call_after_every_failure(scheduler, scheduler.schedule)
+        num_inner_calls += num_calls
         seen |= features(output)
         in_flight.append((output, sample(scheduler, output)))
         if len(in_flight) == depth:
             arguments = in_flight.pop(0)
-            num_inner_calls += assert_every_failure_is_undone(
-                scheduler, "update_from_output", *arguments
+            _, num_calls = call_after_every_failure(
+                scheduler, scheduler.update_from_output, *arguments
             )
-            scheduler.update_from_output(*arguments)
+            num_inner_calls += num_calls
             if depth == 1:
                 running = [request.request_id for request in scheduler.running]
                 scheduler.update_draft_token_ids(DraftTokenIds(running, [[5, 5]] * len(running)))
@@ -171,9 +174,15 @@ def test_a_failing_reset_or_abort_changes_nothing(kind: type[Scheduler]) -> None
     for _ in range(3):
         output = scheduler.schedule()
         scheduler.update_from_output(output, sample(scheduler, output))
-    assert assert_every_failure_is_undone(scheduler, "reset_prefix_cache", True) > 0
     aborted = RequestStatus.FINISHED_ABORTED
-    assert assert_every_failure_is_undone(scheduler, "finish_requests", ["a", "c"], aborted) > 0
+    done, num_calls = call_after_every_failure(
+        scheduler, scheduler.finish_requests, ["a", "c"], aborted
+    )
+    assert done == ["a", "c"]
+    assert num_calls > 0
+    is_reset, num_calls = call_after_every_failure(scheduler, scheduler.reset_prefix_cache, True)
+    assert is_reset
+    assert num_calls > 0
 
 
 def test_an_output_that_lacks_a_request_is_refused_as_a_whole() -> None:

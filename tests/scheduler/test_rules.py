@@ -4,6 +4,7 @@ Blocks are numbered from 1 (0 is the null block) and taken in that order. Unless
 otherwise a block holds 4 tokens.
 """
 
+import gc
 from typing import Any
 
 import pytest
@@ -522,3 +523,49 @@ def test_a_request_is_used_once() -> None:
     with pytest.raises(RequestError, match="used before, it is FINISHED_ABORTED"):
         scheduler.add_request(request)
     add(scheduler, "a", 3)
+
+
+def test_a_frame_from_before_two_resets_is_dropped() -> None:
+    # vLLM 0.24 forgets the frame at the second reset and fails an assertion when it arrives.
+    scheduler = make(AsyncScheduler, max_num_batched_tokens=4)
+    request = add(scheduler, "a", 3, max_tokens=2)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    update(scheduler, first, a=5)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    # The four known tokens in chunks of three: nothing is sampled.
+    scheduler.config = SchedulerConfig(4, 4, 64, 4, 33, long_prefill_token_threshold=3)
+    third = scheduler.schedule()
+    assert third.num_scheduled_tokens == {"a": 3}
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert update(scheduler, second, a=6) == []
+    assert request.output_token_ids == [5]
+    assert request.num_output_placeholders == 0
+
+
+def test_a_discarded_frame_counts_its_drafts() -> None:
+    scheduler = make(AsyncScheduler, num_speculative_tokens=2)
+    request = add(scheduler, "a", 3)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    update(scheduler, first, a=5)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert request.async_tokens_to_discard == 3
+    third = scheduler.schedule()
+    assert third.num_scheduled_tokens == {"a": 4}
+    # One token and two rejected drafts: the resumed request keeps its position.
+    assert update(scheduler, second, a=6) == []
+    assert (request.num_computed_tokens, request.async_tokens_to_discard) == (4, 0)
+    outputs = update(scheduler, third, a=6)
+    assert outputs[0].new_token_ids == [6]
+
+
+def test_nothing_of_ended_requests_is_kept() -> None:
+    scheduler = make(max_num_seqs=2, num_blocks=9)
+    for number in range(20):
+        add(scheduler, f"ending {number}", 5, max_tokens=2)
+    while scheduler.has_requests():
+        output = scheduler.schedule()
+        update(scheduler, output, **dict.fromkeys(output.num_scheduled_tokens, 7))
+    gc.collect()
+    held = [found for found in gc.get_objects() if isinstance(found, Request)]
+    assert [request for request in held if request.request_id.startswith("ending")] == []
+    assert scheduler.num_free_blocks == 8

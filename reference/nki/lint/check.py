@@ -3,6 +3,7 @@
 import ast
 import inspect
 import linecache
+import sysconfig
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from .finding import Finding, Kind
 from .module import FUNCTION_TYPES, Function, Module
 from .scope import Rule, Scope
 
+_STDLIB = sysconfig.get_path("stdlib")
 LEVEL_1: tuple[Rule, ...] = (
     *python_rules.RULES,
     *kernel_rules.RULES,
@@ -57,7 +59,7 @@ def lint_file(path: str | Path) -> list[Finding]:
 def check_kernel(kernel: Callable[..., Any]) -> tuple[Finding, ...]:
     """Return the level 1 findings in a kernel and in the functions it reaches by name.
 
-    Functions of other files are followed, except those of this package's interpreter. A function
+    Functions of other files are followed, except those of the interpreter and of Python. A function
     whose source is not to be had gives no findings. Files are parsed once.
     """
     found: set[Finding] = set()
@@ -84,7 +86,13 @@ def check_kernel(kernel: Callable[..., Any]) -> tuple[Finding, ...]:
 
 
 def _is_own(value: FunctionType | type) -> bool:
-    return (value.__module__ or "").startswith(__package__.rpartition(".")[0] + ".")
+    """Whether something belongs to the interpreter or to Python itself."""
+    if (value.__module__ or "").startswith(__package__.rpartition(".")[0] + "."):
+        return True
+    if not isinstance(value, FunctionType):
+        return False
+    path = value.__code__.co_filename
+    return path.startswith(_STDLIB) and "-packages" not in path
 
 
 def _look_up(function: FunctionType, name: str) -> object:

@@ -1,0 +1,95 @@
+"""The command that replays traces: what it prints, and its exit status."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segattn.scheduler.replay import main, replay
+from segattn.scheduler.trace import TraceDriver, read_traces, write_traces
+
+TRACE: dict[str, Any] = {
+    "id": "t1",
+    "kind": "base",
+    "config": {"max_num_seqs": 2, "block_size": 4},
+    "events": [
+        ["add", {"id": "a", "prompt": [5, 6, 7], "max_tokens": 4}],
+        ["drafts", []],
+        ["schedule", 0],
+        ["update", 0, [["a", [9]]]],
+        ["drafts", [["a", [9, 9]]]],
+        ["schedule", 1],
+        ["update", 1, [["a", [9, 8]]]],
+        ["pause", 1],
+        ["add", {"id": "b", "prompt": [], "max_tokens": 4}],
+        ["reset", 1],
+        ["schedule", 2],
+        ["abort", ["a", "b"]],
+        ["update", 2, []],
+    ],
+}
+
+
+def recorded() -> dict[str, Any]:
+    """The trace with what the scheduler shows after each event."""
+    driver = TraceDriver(TRACE["kind"], TRACE["config"])
+    return TRACE | {"events": [driver.apply(event) for event in TRACE["events"]]}
+
+
+def test_a_recorded_trace_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = recorded()
+    # By hand: the three tokens of the prompt, then one known token and two drafts.
+    assert trace["events"][2][2]["nst"] == [["a", 3]]
+    assert trace["events"][5][2]["nst"] == [["a", 3]]
+    assert trace["events"][5][2]["spec"] == [["a", [9, 9]]]
+    assert trace["events"][8][2] == "RequestError"
+    assert trace["events"][9][2:] == [True, {"waiting": ["a"], "running": [], "free": 63}]
+    assert trace["events"][10][2]["nst"] == []
+    assert trace["events"][11][2] == ["a"]
+    path = tmp_path / "ok.jsonl.gz"
+    write_traces(path, iter([trace, trace]))
+    assert list(read_traces(path)) == [trace, trace]
+    assert main([str(path)]) == 0
+    assert capsys.readouterr().out == "2 passed, 0 failed\n"
+
+
+def test_the_first_difference_of_a_failing_trace_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = recorded(), copy.deepcopy(recorded())
+    bad["events"][5][2]["total"] = 4
+    bad["events"][6][3]["free"] = 0
+    path = tmp_path / "bad.jsonl.gz"
+    write_traces(path, iter([bad, good]))
+    assert main([str(path)]) == 1
+    assert capsys.readouterr().out == (
+        "bad.jsonl.gz t1: event 5 schedule 1, field total: expected 4, got 3\n1 passed, 1 failed\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "got"),
+    [
+        ({"kind": "other"}, "exception", "ValueError: kind='other'"),
+        ({"config": {"block_size": 0}}, "exception", "ValueError: block_size=0"),
+        ({"events": [["dance", 1]]}, "exception", "ValueError: event='dance'"),
+        ({"events": [["abort", ["x"], ["x"]]]}, "element 2", "[]"),
+        ({"events": [["pause", 1, "more"]]}, "elements", "['pause', 1]"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_fails(
+    change: dict[str, Any], field: str, got: str
+) -> None:
+    difference = replay(TRACE | change)
+    assert difference is not None
+    assert difference.field == field
+    assert got in str(difference)
+
+
+def test_a_field_that_only_one_side_has_is_a_difference() -> None:
+    trace = recorded()
+    del trace["events"][2][2]["alltok"]
+    difference = replay(trace)
+    assert difference is not None
+    assert (difference.index, difference.field, difference.expected) == (2, "alltok", None)
