@@ -74,12 +74,16 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add an owner to each of `blocks`; those that were free leave the free list."""
-        following, previous, ref_counts = self._next, self._previous, self.ref_counts
-        counts = [ref_counts[block] for block in blocks]
+        ref_counts = self.ref_counts
+        counts = self.ref_counts_of(blocks)
         unlinked: list[tuple[int, int, int]] = []
         self._transaction.record(self._undo_share, blocks, counts, unlinked, self.num_free_blocks)
         for block, count in zip(blocks, counts, strict=True):
             ref_counts[block] = count + 1
+        if 0 not in counts:
+            return
+        following, previous = self._next, self._previous
+        for block, count in zip(blocks, counts, strict=True):
             if count == 0:
                 before, after = previous[block], following[block]
                 unlinked.append((before, block, after))
@@ -95,20 +99,16 @@ class BlockPool:
         more requests the shorter it is.
         """
         ref_counts = self.ref_counts
-        counts = [ref_counts[block] for block in blocks]
+        counts = self.ref_counts_of(blocks)
+        head, tail = self._next[NULL_BLOCK_ID], self._previous[NULL_BLOCK_ID]
         self._transaction.record(
-            self._undo_release,
-            blocks,
-            counts,
-            self._next[NULL_BLOCK_ID],
-            self._previous[NULL_BLOCK_ID],
-            self.num_free_blocks,
+            self._undo_release, blocks, counts, head, tail, self.num_free_blocks
         )
-        freed = []
         for block, count in zip(blocks, counts, strict=True):
             ref_counts[block] = count - 1
-            if count == 1:
-                freed.append(block)
+        if 1 not in counts:
+            return
+        freed = [block for block, count in zip(blocks, counts, strict=True) if count == 1]
         freed.reverse()
         if self._prefix_cache is None:
             uncached, cached = freed, []
@@ -119,6 +119,10 @@ class BlockPool:
         self._chain(NULL_BLOCK_ID, uncached, self._next[NULL_BLOCK_ID])
         self._chain(self._previous[NULL_BLOCK_ID], cached, NULL_BLOCK_ID)
         self.num_free_blocks += len(freed)
+
+    def ref_counts_of(self, blocks: Sequence[int]) -> list[int]:
+        """How many requests own each of `blocks`."""
+        return list(map(self.ref_counts.__getitem__, blocks))
 
     def _chain(self, before: int, blocks: Sequence[int], after: int) -> None:
         """Put `blocks` between `before` and `after`, two neighbours of the ring."""

@@ -80,7 +80,7 @@ class KVCacheManager:
         if full_sequence_must_fit:
             num_slots = max(num_slots, min(request.num_tokens, self.max_model_len))
         # Taking a hit that nobody uses shrinks the free list like taking a new block.
-        num_unused_hits = [pool.ref_counts[block] for block in hit_blocks].count(0)
+        num_unused_hits = pool.ref_counts_of(hit_blocks).count(0)
         num_needed = max(num_blocks_for(num_slots, block_size) - num_hits, 0) + num_unused_hits
         if keep_watermark:
             num_needed += self.watermark_blocks

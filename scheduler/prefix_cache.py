@@ -1,6 +1,6 @@
 """Which block holds which prefix, by content."""
 
-import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import islice
@@ -17,12 +17,13 @@ _SIGN_BYTES = slice(_TOKEN_BYTES - 1 if byteorder == "little" else 0, None, _TOK
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as consecutive int32. ValueError for anything else than 0..`MAX_TOKEN_ID`."""
     try:
-        data = struct.pack(f"{len(token_ids)}i", *token_ids)
-    except struct.error as error:
+        # Of all ways that the standard library offers, the one that reads a list fastest.
+        data = array("I", token_ids).tobytes()
+    except (OverflowError, TypeError) as error:
         raise ValueError(f"token ids must be integers within 0..{MAX_TOKEN_ID}") from error
     # A byte is ASCII when its highest bit is clear: the sign of every token at C speed.
     if not data[_SIGN_BYTES].isascii():
-        raise ValueError(f"token id {min(token_ids)}: must be within 0..{MAX_TOKEN_ID}")
+        raise ValueError(f"token id {max(token_ids)}: must be within 0..{MAX_TOKEN_ID}")
     return data
 
 
@@ -74,14 +75,9 @@ class PrefixCache:
 
     def find_longest_hit(self, block_hashes: Iterable[bytes], max_blocks: int) -> list[int]:
         """Blocks of the longest cached chain, at most `max_blocks` of them."""
-        find = self._first.get
-        hit = []
-        for digest in islice(block_hashes, max_blocks):
-            block = find(digest)
-            if block is None:
-                break
-            hit.append(block)
-        return hit
+        found = map(self._first.get, islice(block_hashes, max_blocks))
+        # A loop in C that ends at the first None.
+        return list(iter(found.__next__, None))
 
     def insert(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
         """Cache uncached blocks under their digests, which are different from each other."""

@@ -496,8 +496,9 @@ def test_deferred_prefills_wait_while_something_decodes() -> None:
         (Request("n", [], 1), "prompt_token_ids is empty"),
         (Request("n", [1], 0), "max_tokens=0"),
         (Request("n", [1], 1, min_tokens=-1), "min_tokens=-1"),
-        (Request("n", [1, -2], 1), "token id -2"),
-        (Request("n", [1, 2**31], 1), "must be integers within 0..2147483647"),
+        (Request("n", [1, -2], 1), "must be integers within 0..2147483647"),
+        (Request("n", [1, 2**31], 1), "token id 2147483648"),
+        (Request("n", [1, 2**32], 1), "must be integers within 0..2147483647"),
         (Request("n", ["1"], 1), "must be integers"),  # type: ignore[list-item] # what it refuses
         (Request("a", [1], 1), "not finished yet"),
     ],
