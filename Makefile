@@ -32,7 +32,7 @@ demo: $(VENV)/.demo
 	$(BIN)/segattn generate "The capital of France is" "def fibonacci(n):" --max-tokens 16
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # One environment with torch and what vLLM imports; 0.32 runs an engine, so it is installed, the
 # other releases lie beside it, for PYTHONPATH to choose. vLLM pins other versions of torch and
