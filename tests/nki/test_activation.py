@@ -220,3 +220,13 @@ def test_without_a_reduction_a_free_step_of_0_loses_elements_and_is_refused() ->
 
     with pytest.raises(NkiValidationError, match="broadcast dimension"):
         run(body, floats(4, 8), out=((4, 1), "float32"))
+
+
+def test_the_bias_may_be_a_column_of_the_destination() -> None:
+    x, start = floats(4, 6), floats(4, 6, seed=1)
+
+    def body(dst: Any, a: Any, s: Any) -> None:
+        nisa.tensor_copy(dst, s)
+        nisa.activation(dst, nl.copy, a, bias=dst[:, 0:1], scale=2.0)
+
+    np.testing.assert_allclose(run(body, x, start), 2 * x + start[:, 0:1], rtol=1e-6)

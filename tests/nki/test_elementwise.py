@@ -250,3 +250,18 @@ def test_the_scalar_engine_takes_multiply_and_add_only() -> None:
         x,
     )
     np.testing.assert_array_equal(got, x * 2 + 1)
+
+
+def test_a_widened_operand_is_read_again_after_a_write_through_another_view() -> None:
+    x = floats(4, 8, dtype=BF16)
+
+    def body(dst: Any, a: Any) -> None:
+        scratch = nl.ndarray((4, 8), dtype=nl.float32)
+        nisa.tensor_scalar(scratch, a, nl.add, 0.0)
+        nisa.memset(a[:, 2:4], 5.0)
+        nisa.dma_copy(a[:, 6:8], a[:, 0:2])
+        nisa.tensor_scalar(dst, a, nl.add, 0.0)
+
+    expected = x.copy()
+    expected[:, 2:4], expected[:, 6:8] = 5.0, x[:, 0:2]
+    np.testing.assert_array_equal(run(body, x), expected)
