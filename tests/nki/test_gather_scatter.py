@@ -113,3 +113,23 @@ def test_a_gather_transpose_reads_the_indices_column_by_column(columns: int) -> 
     table = rng.standard_normal((300, 8)).astype(np.float16)
     rows = rng.permutation(300)[:num].reshape(columns, 128).T.astype(np.uint32)
     np.testing.assert_array_equal(kernel(table, rows), table[rows.T.reshape(-1)].T)
+
+
+def test_a_run_time_column_of_an_sbuf_tile_is_written_and_read_again() -> None:
+    @nki.jit
+    def kernel(values: Any, column: Any) -> Any:
+        out = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.zeros((4, 6), dtype=nl.bfloat16)
+        wide = nl.ndarray((4, 6), dtype=nl.float32)
+        nisa.tensor_scalar(wide, tile, nl.add, 0.0)
+        target = tile.ap([[6, 4], [1, 2]], scalar_offset=nl.load(column), indirect_dim=1)
+        nisa.dma_copy(target, nl.load(values))
+        nisa.tensor_scalar(wide, tile, nl.add, 0.0)
+        nisa.tensor_copy(wide[:, 0:1], tile.select(1, nl.load(column)))
+        nisa.dma_copy(out, wide)
+        return out
+
+    values = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
+    expected = np.zeros((4, 6), np.float32)
+    expected[:, 3:5], expected[:, 0] = values, values[:, 0]
+    np.testing.assert_array_equal(kernel(values, np.array([[3]], np.int32)), expected)
