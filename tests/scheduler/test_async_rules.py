@@ -1,0 +1,100 @@
+"""Steps decided before the tokens of the previous one are known, worked out by hand."""
+
+from segattn.scheduler import AsyncScheduler, SchedulerConfig
+
+from .base import add, make, update
+
+
+def test_async_goes_on_from_a_placeholder_and_the_token_takes_its_place() -> None:
+    scheduler = make(AsyncScheduler)
+    request = add(scheduler, "a", 3, max_tokens=3)
+    first = scheduler.schedule()
+    assert request.num_output_placeholders == 1
+    second = scheduler.schedule()
+    assert second.num_scheduled_tokens == {"a": 1}
+    assert second.scheduled_cached_reqs.num_output_tokens == [1]
+    assert request.num_output_placeholders == 2
+    update(scheduler, first, a=5)
+    assert request.num_output_placeholders == 1
+    third = scheduler.schedule()
+    update(scheduler, second, a=6)
+    # The step in flight is certain to bring the third and last token.
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    outputs = update(scheduler, third, a=7)
+    assert outputs[0].finish_reason == "length"
+    assert request.output_token_ids == [5, 6, 7]
+    assert request.num_output_placeholders == 0
+
+
+def test_async_drafts_are_placeholders() -> None:
+    scheduler = make(AsyncScheduler, num_speculative_tokens=2)
+    request = add(scheduler, "a", 3)
+    first = scheduler.schedule()
+    assert request.spec_token_ids == [-1, -1]
+    second = scheduler.schedule()
+    # One placeholder of the first step and two drafts.
+    assert second.num_scheduled_tokens == {"a": 3}
+    assert second.scheduled_spec_decode_tokens == {"a": [-1, -1]}
+    assert request.num_output_placeholders == 4
+    update(scheduler, first, a=5)
+    assert (request.num_computed_tokens, request.num_output_placeholders) == (6, 3)
+    # One of two drafts accepted.
+    update(scheduler, second, a=[6, 7])
+    assert (request.num_computed_tokens, request.num_output_placeholders) == (5, 0)
+
+
+def test_tokens_in_flight_at_a_reset_are_dropped() -> None:
+    scheduler = make(AsyncScheduler)
+    request = add(scheduler, "a", 3)
+    output = scheduler.schedule()
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert (request.async_tokens_to_discard, request.num_output_placeholders) == (1, 0)
+    assert update(scheduler, output, a=5) == []
+    assert request.async_tokens_to_discard == 0
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 3}
+
+
+def test_async_caches_a_block_when_its_last_token_arrives() -> None:
+    scheduler = make(AsyncScheduler)
+    request = add(scheduler, "a", 3)
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert (request.num_computed_tokens, request.num_cached_blocks) == (4, 0)
+    update(scheduler, first, a=5)
+    # The fourth token is computed by the step in flight, and now known.
+    assert request.num_cached_blocks == 0
+    update(scheduler, second, a=6)
+    assert request.num_cached_blocks == 1
+
+
+def test_a_frame_from_before_two_resets_is_dropped() -> None:
+    # vLLM 0.24 forgets the frame at the second reset and fails an assertion when it arrives.
+    scheduler = make(AsyncScheduler, max_num_batched_tokens=4)
+    request = add(scheduler, "a", 3, max_tokens=2)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    update(scheduler, first, a=5)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    # The four known tokens in chunks of three: nothing is sampled.
+    scheduler.config = SchedulerConfig(4, 4, 64, 4, 33, long_prefill_token_threshold=3)
+    third = scheduler.schedule()
+    assert third.num_scheduled_tokens == {"a": 3}
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert update(scheduler, second, a=6) == []
+    assert request.output_token_ids == [5]
+    assert request.num_output_placeholders == 0
+
+
+def test_a_discarded_frame_counts_its_drafts() -> None:
+    scheduler = make(AsyncScheduler, num_speculative_tokens=2)
+    request = add(scheduler, "a", 3)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    update(scheduler, first, a=5)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert request.async_tokens_to_discard == 3
+    third = scheduler.schedule()
+    assert third.num_scheduled_tokens == {"a": 4}
+    # One token and two rejected drafts: the resumed request keeps its position.
+    assert update(scheduler, second, a=6) == []
+    assert (request.num_computed_tokens, request.async_tokens_to_discard) == (4, 0)
+    outputs = update(scheduler, third, a=6)
+    assert outputs[0].new_token_ids == [6]
