@@ -98,13 +98,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("fuzz-failure.jsonl.gz"), help="where a failure goes"
     )
+    parser.add_argument("--record", type=Path, help="write the trace of every run to this file")
     arguments = parser.parse_args(argv)
     documented = st.just(asdict(NeuronRules.documented()))
     policy = default_policies() if arguments.policy == "default" else documented
     machine_class = machine(arguments.kind, policy)
+    if arguments.record is not None:
+        machine_class.runs = []
     console = Console()
     failed = fuzz(machine_class, arguments.minutes, arguments.seed, console)
     console.print(coverage_table(machine_class.coverage))
+    if machine_class.runs is not None:
+        write_traces(arguments.record, iter(machine_class.runs))
     if failed is None:
         console.print(f"no difference in {machine_class.coverage.counts['steps']} steps")
         return 0

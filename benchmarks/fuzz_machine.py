@@ -35,6 +35,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     coverage: ClassVar[Coverage]
     failure: ClassVar[Trace | None] = None
     """Trace of the latest run that failed."""
+    runs: ClassVar[list[Trace] | None] = None
+    """Where the traces of all runs go; None: nowhere."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -163,6 +165,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.schedule()
                 idle = 0 if self.comparison.events[-1][2].get("total") else idle + 1
             steps += 1
+        if self.runs is not None:
+            self.runs.append(self.comparison.trace)
 
 
 def machine(kind: str, policy: st.SearchStrategy[dict[str, Any]]) -> type[SchedulerMachine]:

@@ -1,0 +1,120 @@
+"""Mutants of a Python module: the same source with one small fault each.
+
+A mutant differs in one comparison, arithmetic operator, number, truth value, `and`/`or`, `not`, or
+lacks one statement.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
+REMOVABLE = (ast.Expr, ast.AugAssign, ast.Assign, ast.Continue, ast.Break, ast.Raise, ast.Return)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A faulty version of a module: where, what, and its source."""
+
+    line: int
+    change: str
+    source: str
+
+
+def mutants_of(source: str) -> Iterator[Mutant]:
+    """Every mutant of a module, in source order. Docstrings and annotations are left alone."""
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    for place, node in enumerate(nodes):
+        for choice, change in enumerate(_changes(node)):
+            mutated = ast.parse(source)
+            _apply(list(ast.walk(mutated))[place], choice)
+            before = ast.unparse(node).splitlines()[0]
+            line = getattr(node, "lineno", 0)
+            yield Mutant(line, f"{before[:90]}: {change}", ast.unparse(mutated))
+
+
+def _removable_statements(node: ast.AST) -> list[tuple[str, int]]:
+    """Statements that a node's bodies can do without, as (field, place)."""
+    found = []
+    for name in ("body", "orelse", "finalbody"):
+        statements = getattr(node, name, None)
+        if not isinstance(statements, list) or isinstance(node, ast.ClassDef | ast.Module):
+            continue
+        for place, statement in enumerate(statements):
+            is_docstring = isinstance(statement, ast.Expr) and isinstance(
+                statement.value, ast.Constant
+            )
+            if isinstance(statement, REMOVABLE) and not is_docstring:
+                found.append((name, place))
+    return found
+
+
+def _changes(node: ast.AST) -> list[str]:
+    """Descriptions of what can be changed at this node itself."""
+    changes = []
+    if isinstance(node, ast.Compare):
+        changes = [
+            f"{type(op).__name__} -> {COMPARISONS[type(op)].__name__}"
+            for op in node.ops
+            if type(op) in COMPARISONS
+        ]
+    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in OPERATORS:
+        changes = [f"{type(node.op).__name__} -> {OPERATORS[type(node.op)].__name__}"]
+    elif isinstance(node, ast.BoolOp):
+        changes = ["and <-> or"]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        changes = ["not removed"]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        changes = [f"{node.value} -> {_other(node.value)}"]
+    for name, place in _removable_statements(node):
+        statement = ast.unparse(getattr(node, name)[place]).splitlines()[0]
+        changes.append(f"without `{statement[:80]}`")
+    return changes
+
+
+def _other(value: int) -> int:
+    return not value if isinstance(value, bool) else value + 1
+
+
+def _apply(node: ast.AST, choice: int) -> None:
+    removable = _removable_statements(node)
+    first_removal = len(_changes(node)) - len(removable)
+    if choice >= first_removal:
+        name, place = removable[choice - first_removal]
+        getattr(node, name)[place] = ast.Pass()
+    elif isinstance(node, ast.Compare):
+        places = [place for place, op in enumerate(node.ops) if type(op) in COMPARISONS]
+        old = node.ops[places[choice]]
+        node.ops[places[choice]] = COMPARISONS[type(old)]()
+    elif isinstance(node, ast.BinOp | ast.AugAssign):
+        node.op = OPERATORS[type(node.op)]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.UnaryOp):
+        vars(node).update(op=ast.UAdd(), operand=_as_bool(node.operand))
+    elif isinstance(node, ast.Constant):
+        assert isinstance(node.value, int)
+        node.value = _other(node.value)
+
+
+def _as_bool(operand: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name("bool", ast.Load()), [operand], [])
