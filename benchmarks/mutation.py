@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from .mutants import Mutant, mutants_of
+from .mutations import mutations_of
 
 PACKAGE = "segattn.scheduler"
 NOT_MUTATED = {
@@ -83,11 +83,11 @@ class Judge:
     num_stages: int
 
 
-def judge(mutant: Mutant, module: str, by: Judge) -> int:
-    """In a fresh process: the number of the stage that notices the mutant, from 1; 0 if none."""
+def judge(source: str, module: str, by: Judge) -> int:
+    """In a fresh process: number of the stage that notices the mutant, from 1; 0 if none."""
     for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
         del sys.modules[name]
-    sys.meta_path.insert(0, MutantFinder(module, mutant.source))
+    sys.meta_path.insert(0, MutantFinder(module, source))
     try:
         if _fails_traces(by.traces):
             return 1
@@ -107,7 +107,7 @@ def _fails_traces(traces: Sequence[dict[str, Any]]) -> bool:
     return any(replay(trace) is not None for trace in traces)
 
 
-def run_mutant(mutant: Mutant, module: str, by: Judge) -> int:
+def run_mutant(source: str, module: str, by: Judge) -> int:
     """Judge a mutant in a forked process; one that never ends is noticed by stage 1."""
     child = os.fork()
     if child == 0:
@@ -115,7 +115,7 @@ def run_mutant(mutant: Mutant, module: str, by: Judge) -> int:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        os._exit(judge(mutant, module, by))
+        os._exit(judge(source, module, by))
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
 
@@ -138,21 +138,21 @@ def main(argv: Sequence[str]) -> int:
     counts: Counter[str] = Counter()
     survivors = []
     every = [
-        (path, mutant)
+        (path, mutation)
         for path in sorted((root / "scheduler").glob("*.py"))
         if path.stem not in NOT_MUTATED and arguments.only in path.stem
-        for mutant in mutants_of(path.read_text())
+        for mutation in mutations_of(path.read_text())
     ]
     # In random order, so that a run that is stopped early has judged a fair sample.
     random.Random(0).shuffle(every)
-    for path, mutant in every[: arguments.count]:
+    for path, mutation in every[: arguments.count]:
         if time.monotonic() > end:
             break
-        stage = run_mutant(mutant, f"{PACKAGE}.{path.stem}", by)
+        stage = run_mutant(mutation.apply(path.read_text()), f"{PACKAGE}.{path.stem}", by)
         counts["survived" if stage == SURVIVED else STAGES[stage - 1]] += 1
         if stage == SURVIVED:
-            survivors.append({"file": path.name, "line": mutant.line, "change": mutant.change})
-            print(f"survived: {path.name}:{mutant.line} {mutant.change}", flush=True)
+            survivors.append({"file": path.name, "line": mutation.line, "change": mutation.change})
+            print(f"survived: {path.name}:{mutation.line} {mutation.change}", flush=True)
         report = {"all": len(every), "counts": counts, "survivors": survivors}
         arguments.out.write_text(json.dumps(report, indent=1))
     print(f"{sum(counts.values())} of {len(every)} mutants: {dict(counts)}")

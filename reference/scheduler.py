@@ -133,6 +133,8 @@ class SchedulingModel:
         if reset_running_requests:
             for row in state.running[::-1]:
                 preempt(self.rules, state, int(row))
+                if not self.rules.num_speculative_tokens:
+                    state.requests["discard"][row] = 0  # as vLLM, which counts frames anew
                 state.requests["discard"][row] += state.requests["placeholders"][row]
                 state.requests["placeholders"][row] = 0
             state.previous = integers()

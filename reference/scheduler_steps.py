@@ -251,6 +251,8 @@ def receive(rules: Rules, state: State, row: int, drafts: IntArray, sampled: Int
             request["computed"][row] -= rejected
         if request["placeholders"][row] > 0:
             request["placeholders"][row] -= rejected
+    if rules.async_scheduling and request["placeholders"][row] == 0:
+        return Emitted(row, integers(), status)  # from before two resets in a row
     emitted = append_tokens(rules, state, row, sampled)
     if rules.async_scheduling:
         request["placeholders"][row] -= len(emitted.new_tokens)

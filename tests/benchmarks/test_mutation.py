@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from segattn.benchmarks.mutants import Mutant, mutants_of
+from segattn.benchmarks.mutations import mutations_of
 from segattn.benchmarks.mutation import Judge, load_traces, run_mutant
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ def clamp(value, low=0):
 
 
 def test_every_mutant_of_a_small_function() -> None:
-    changes = sorted(mutant.change.split(": ", 1)[1] for mutant in mutants_of(SOURCE))
+    changes = sorted(found.change.split(": ", 1)[1] for found in mutations_of(SOURCE))
     assert changes == [
         "0 -> 1",
         "1 -> 2",
@@ -35,7 +35,7 @@ def test_every_mutant_of_a_small_function() -> None:
 
 
 def test_each_mutant_differs_from_the_module_and_from_the_others() -> None:
-    sources = [mutant.source for mutant in mutants_of(SOURCE)]
+    sources = [mutation.apply(SOURCE) for mutation in mutations_of(SOURCE)]
     assert len({*sources, SOURCE}) == len(sources) + 1
 
 
@@ -45,6 +45,6 @@ def test_the_traces_notice_a_faulty_stop_test_and_pass_the_true_one(
 ) -> None:
     traces = load_traces([ROOT / "tests" / "data" / "traces" / "targeted.jsonl.gz"], 4)
     source = (ROOT / "scheduler" / "stop.py").read_text()
-    mutant = Mutant(0, "by hand", source.replace(old, new) if old else source)
+    mutant = source.replace(old, new) if old else source
     judged = run_mutant(mutant, "segattn.scheduler.stop", Judge(ROOT, traces, 1))
     assert judged == stage

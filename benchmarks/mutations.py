@@ -1,7 +1,7 @@
-"""Mutants of a Python module: the same source with one small fault each.
+"""Mutations of a Python module: one small fault each.
 
-A mutant differs in one comparison, arithmetic operator, number, truth value, `and`/`or`, `not`, or
-lacks one statement.
+A mutation changes one comparison, arithmetic operator, number, truth value, `and`/`or`, `not`, or
+removes one statement.
 """
 
 import ast
@@ -31,25 +31,27 @@ REMOVABLE = (ast.Expr, ast.AugAssign, ast.Assign, ast.Continue, ast.Break, ast.R
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A faulty version of a module: where, what, and its source."""
+class Mutation:
+    """One small fault: where it is, what it changes, and how to make it."""
 
     line: int
     change: str
-    source: str
+    node: int
+    choice: int
+
+    def apply(self, source: str) -> str:
+        """The faulty source."""
+        tree = ast.parse(source)
+        _apply(list(ast.walk(tree))[self.node], self.choice)
+        return ast.unparse(tree)
 
 
-def mutants_of(source: str) -> Iterator[Mutant]:
-    """Every mutant of a module, in source order. Docstrings and annotations are left alone."""
-    tree = ast.parse(source)
-    nodes = list(ast.walk(tree))
-    for place, node in enumerate(nodes):
+def mutations_of(source: str) -> Iterator[Mutation]:
+    """Every mutation of a module. Docstrings are left alone."""
+    for place, node in enumerate(ast.walk(ast.parse(source))):
         for choice, change in enumerate(_changes(node)):
-            mutated = ast.parse(source)
-            _apply(list(ast.walk(mutated))[place], choice)
             before = ast.unparse(node).splitlines()[0]
-            line = getattr(node, "lineno", 0)
-            yield Mutant(line, f"{before[:90]}: {change}", ast.unparse(mutated))
+            yield Mutation(getattr(node, "lineno", 0), f"{before[:90]}: {change}", place, choice)
 
 
 def _removable_statements(node: ast.AST) -> list[tuple[str, int]]:
