@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from segattn.benchmarks.mutations import mutations_of
 from segattn.benchmarks.mutation import Judge, load_traces, run_mutant
+from segattn.benchmarks.mutations import mutations_of
 
 ROOT = Path(__file__).parents[2]
 
