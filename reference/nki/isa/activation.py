@@ -36,7 +36,7 @@ def activation(
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = op(data * scale + bias), and sums of the result (before the cast to dst) per row."""
+    """Store dst = op(data * scale + bias), and row sums of the result before its cast."""
     return _activation("activation", dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 

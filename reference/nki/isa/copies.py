@@ -35,7 +35,7 @@ def tensor_copy(
     name: str | None = None,
     dtype: Any = None,
 ) -> NkiInstruction:
-    """Dst = src on chip; bit exact for one dtype, through fp32 between dtypes."""
+    """Store dst = src on chip; bit exact for one dtype, through fp32 between dtypes."""
     me = "nisa.tensor_copy"
     key = (signature(dst), signature(src), engine)
     plan = _copies.get(key)
@@ -113,7 +113,7 @@ def tensor_copy_predicated(
     reverse_pred: bool = False,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = src where the predicate is nonzero (zero with reverse_pred); elsewhere untouched."""
+    """Store dst = src where the predicate is nonzero (reverse_pred: zero), nothing elsewhere."""
     me = "nisa.tensor_copy_predicated"
     key = (signature(dst), signature(src), signature(predicate), "predicated")
     if key not in _copies:

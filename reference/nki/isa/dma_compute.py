@@ -29,7 +29,7 @@ def dma_compute(
     oob_mode: oob_mode = oob_mode.error,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = sum of the sources in float32; with a vector_offset, an update of gathered rows."""
+    """Store dst = float32 sum of the sources; with a vector_offset, update gathered rows."""
     me = "nisa.dma_compute"
     indirect = _check(me, dst, srcs, reduce_op, scales, unique_indices, oob_mode)
     if not indirect:

@@ -27,7 +27,7 @@ def dma_transpose(
     oob_mode: oob_mode = oob_mode.error,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = src transposed by (1,0), (2,1,0) or (3,1,2,0), bit exact.
+    """Store dst = src transposed by (1,0), (2,1,0) or (3,1,2,0), bit exact.
 
     With a vector_offset on src, rows are gathered first (2-byte dtypes); rows out of bounds under
     oob_mode.skip leave their columns of dst untouched.

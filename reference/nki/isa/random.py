@@ -48,7 +48,7 @@ _GPSIMD: Final = engine.gpsimd
 
 
 def dropout(dst: NkiTensor, data: NkiTensor, prob: Any, name: str | None = None) -> NkiInstruction:
-    """Dst = data with elements replaced by 0 with probability prob, a scalar or [P, 1]."""
+    """Store dst = data with elements replaced by 0 with probability prob, a scalar or [P, 1]."""
     me = "nisa.dropout"
     out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
     check_destination(me, dst)

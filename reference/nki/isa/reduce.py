@@ -141,7 +141,7 @@ def tensor_scalar_reduce(
     reduce_res_negate: bool = False,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = data op0 operand0, and reduce it over the free dimensions into reduce_res [P, 1]."""
+    """Store dst = data op0 operand0, and its reduction over the free dimensions."""
     me = "nisa.tensor_scalar_reduce"
     key = (
         signature(dst),

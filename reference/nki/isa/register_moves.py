@@ -31,14 +31,14 @@ def register_alloc(x: int | None = None) -> VirtualRegister:
 
 
 def register_move(dst: VirtualRegister, src: SupportsIndex) -> None:
-    """Dst = src, an integer or a register."""
+    """Store dst = src, an integer or a register."""
     me = "nisa.register_move"
     _register(me, "dst", dst).set(src.__index__(), me)
     _record("register_move", (dst,), (src,))
 
 
 def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
-    """Dst = the one element of src (integer dtype, HBM or SBUF)."""
+    """Store dst = the one element of src (integer dtype, HBM or SBUF)."""
     me = "nisa.register_load"
     _element(me, "src", src)
     _register(me, "dst", dst).set(int(raw(src, me, "src").reshape(-1)[0]), me)

@@ -87,7 +87,7 @@ def affine_select(
     offset: SupportsIndex = 0,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = on_true_tile where cmp_op(affine value, 0), else on_false_value."""
+    """Store dst = on_true_tile where cmp_op(affine value, 0), else on_false_value."""
     me = "nisa.affine_select"
     pairs = tuple((int(step), int(num)) for step, num in pattern)
     key = (signature(dst), signature(on_true_tile), pairs, cmp_op)

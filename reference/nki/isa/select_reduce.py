@@ -156,8 +156,8 @@ def select_reduce(
     reverse_pred: bool = False,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = on_true where the predicate is nonzero, else on_false (scalar or [P, 1]); row maximum
-    into the accumulator and reduce_res.
+    """Store dst = on_true where the predicate is nonzero, else on_false (scalar or [P, 1]); the row
+    maximum goes into the accumulator and reduce_res.
     """
     me = "nisa.select_reduce"
     key = (

@@ -98,8 +98,9 @@ def nc_match_replace8(
     dst_idx: NkiTensor | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = data with the matches of 8 values replaced by imm; dst_idx gets their indices. Values
-    are matched from column 7 down, so equal values fill dst_idx in descending order.
+    """Store dst = data with the matches of 8 values replaced by imm, and their indices in dst_idx.
+
+    Values are matched from column 7 down, so equal values fill dst_idx in descending order.
     """
     me = "nisa.nc_match_replace8"
     out = check_tile(me, "dst", dst)

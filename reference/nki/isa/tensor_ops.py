@@ -35,7 +35,7 @@ def tensor_tensor(
     engine: engine = engine.unknown,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = data1 op data2, elementwise; float32 inside, int32/uint32 exact on GpSimd."""
+    """Store dst = data1 op data2, elementwise; float32 inside, int32/uint32 exact on GpSimd."""
     me = "nisa.tensor_tensor"
     key = (signature(dst), signature(data1), signature(data2), op, engine)
     plan = _tensor_tensor.get(key)
@@ -105,7 +105,7 @@ def scalar_tensor_tensor(
     name: str | None = None,
     dtype: Any = None,
 ) -> NkiInstruction:
-    """Dst = (data op0 operand0) op1 operand1 with a scalar or [P, 1] operand0, a tile operand1."""
+    """Store dst = (data op0 operand0) op1 operand1; operand0 is a scalar or [P, 1]."""
     me = "nisa.scalar_tensor_tensor"
     key = (signature(dst), signature(data), op0, signature(operand0), op1, signature(operand1))
     plan = _scalar_tensor.get(key)
@@ -159,7 +159,7 @@ def _plan_scalar_tensor(
 
 
 def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """Dst = 1 / data on the Vector Engine."""
+    """Store dst = 1 / data on the Vector Engine."""
     me = "nisa.reciprocal"
     out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
     check_destination(me, dst)

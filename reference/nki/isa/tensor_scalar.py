@@ -37,7 +37,7 @@ def tensor_scalar(
     engine: engine = engine.unknown,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Dst = (data op0 operand0) op1 operand1; operands are scalars or [P, 1] tiles."""
+    """Store dst = (data op0 operand0) op1 operand1; operands are scalars or [P, 1] tiles."""
     me = "nisa.tensor_scalar"
     key = (
         signature(dst),
