@@ -119,7 +119,7 @@ def generate(
         print(f"error: {result.error}", file=sys.stderr, flush=True)
     steps = serve(engine, checkpoint.tokenizer, results, phase)
     comparison = None
-    if check:
+    if check and steps:
         plain = Llama(checkpoint.config, checkpoint.weights)
         comparison = check_served(plain, engine, results, phase)
     report = GenerationReport(

@@ -11,13 +11,16 @@ from .llama import Array, Float32Array, Llama
 def dense_causal_attention(layer: int, q: Array, k: Array, v: Array) -> Array:
     """Causal attention of q [Hq, S, d] over k, v [Hkv, S, d]; float32 inside, q's dtype out."""
     group = len(q) // len(k)
-    keys = np.repeat(k.astype(np.float32), group, axis=0)
-    values = np.repeat(v.astype(np.float32), group, axis=0)
     num_tokens, head_dim = q.shape[1:]
-    scores = q.astype(np.float32) @ keys.transpose(0, 2, 1) / np.float32(np.sqrt(head_dim))
-    scores[:, ~np.tri(num_tokens, dtype=np.bool_)] = -np.inf
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    mixed: Array = (weights / weights.sum(axis=-1, keepdims=True)) @ values
+    unseen = ~np.tri(num_tokens, dtype=np.bool_)
+    mixed = np.empty(q.shape, np.float32)
+    # Head by head: all scores of a long text at once would not fit in memory.
+    for head, rows in enumerate(q.astype(np.float32)):
+        keys, values = (x[head // group].astype(np.float32) for x in (k, v))
+        scores = rows @ keys.T / np.float32(np.sqrt(head_dim))
+        scores[unseen] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed[head] = weights / weights.sum(axis=-1, keepdims=True) @ values
     return mixed.astype(q.dtype)
 
 

@@ -1,6 +1,7 @@
 """Models as files: what is read, and one clear error for each kind of damage."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,11 @@ def test_untied_folder_without_output_matrix_is_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     with pytest.raises(CheckpointError, match=r"tensor 'lm_head.weight' is missing"):
         load_checkpoint(folder)
+
+
+def test_the_model_package_is_found_without_being_imported() -> None:
+    assert default_model_path().name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert loading.DEFAULT_MODEL_PACKAGE not in sys.modules
 
 
 def test_a_missing_model_package_gives_the_line_that_installs_it(

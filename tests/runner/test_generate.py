@@ -217,9 +217,9 @@ def test_a_report_feeds_the_timeline_and_the_bucket_planner(model: Path, tmp_pat
 
 
 def test_nothing_runs_when_every_prompt_is_refused(model: Path) -> None:
-    result = generate(model, "", "--json")
+    result = generate(model, "", "--json", "--check")
     assert result.status == 1
-    assert result.json["steps"] == []
+    assert (result.json["steps"], result.json["check"]) == ([], None)
     assert "warming up" not in result.err
 
 
