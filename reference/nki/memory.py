@@ -9,7 +9,7 @@ import numpy as np
 
 from .dtypes import Array
 from .errors import CapacityError, NkiValidationError
-from .overlap import connect
+from .overlap import PlacedTiles
 from .regions import (
     NUM_PARTITIONS,
     PSUM,
@@ -35,7 +35,7 @@ class Arena:
         self.bytes: Array = np.empty(NUM_PARTITIONS * self.pitch, np.uint8)
         self.unwritten: Array = np.ones(NUM_PARTITIONS * self.pitch, np.uint8)
         self.serial = new_serial()
-        self.tiles: list[weakref.ref[Storage]] = []
+        self.tiles = PlacedTiles()
 
     def tile(self, partitions: int, row_bytes: int, address: tuple[int, int], name: str) -> Storage:
         """A tile at (first partition, byte offset in every partition).
@@ -80,7 +80,7 @@ class Arena:
         storage.writes = Written(self.unwritten)
         storage.serial = self.serial
         storage.in_arena = True
-        self.tiles = connect(storage, self.tiles)
+        self.tiles.add(storage)
         return storage
 
 

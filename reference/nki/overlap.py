@@ -138,21 +138,32 @@ def _outside(boxes: list[Box], hole: Box) -> list[Box]:
     return [part for box in boxes for part in box.without(hole)]
 
 
-def connect(tile: Storage, others: list[weakref.ref[Storage]]) -> list[weakref.ref[Storage]]:
-    """Watch `tile` and the live tiles that overlap it; returns the live tiles, `tile` included."""
-    alive = []
-    box = box_of_tile(tile)
-    for ref in others:
-        other = ref()
-        if other is None:
-            continue
-        alive.append(ref)
-        if box.meet(box_of_tile(other)) is None:
-            continue
-        for storage, peer in ((tile, other), (other, tile)):
-            if storage.watch is None:
-                storage.watch = OverlapWatch(storage)
-            if isinstance(storage.watch, OverlapWatch):
-                storage.watch.peers.append(weakref.ref(peer))
-    alive.append(weakref.ref(tile))
-    return alive
+class PlacedTiles:
+    """The live tiles of one arena with their rectangles."""
+
+    def __init__(self) -> None:
+        self._tiles: list[tuple[int, int, int, int, weakref.ref[Storage]]] = []
+
+    def add(self, tile: Storage) -> None:
+        """Place a tile; it and the live tiles that overlap it are watched from now on."""
+        box = box_of_tile(tile)
+        p0, p1, b0, b1 = box
+        overlapping = [
+            ref
+            for q0, q1, c0, c1, ref in self._tiles
+            if q0 < p1 and p0 < q1 and c0 < b1 and b0 < c1
+        ]
+        dead = False
+        for ref in overlapping:
+            other = ref()
+            if other is None:
+                dead = True
+                continue
+            for storage, peer in ((tile, other), (other, tile)):
+                if storage.watch is None:
+                    storage.watch = OverlapWatch(storage)
+                if isinstance(storage.watch, OverlapWatch):
+                    storage.watch.peers.append(weakref.ref(peer))
+        if dead:
+            self._tiles = [placed for placed in self._tiles if placed[4]() is not None]
+        self._tiles.append((*box, weakref.ref(tile)))
