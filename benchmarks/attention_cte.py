@@ -41,6 +41,8 @@ PUBLISHED_MS = 10.1
 """Measured by a third party on trn2: 7 heads, 4736 queries, 37888 keys, dense, one LNC2 pair."""
 PUBLISHED_HEADS, PUBLISHED_QUERIES, PUBLISHED_KEYS = 7, 4736, 37888
 PUBLISHED_TOLERANCE = 0.07
+SECTION = 8192
+"""Keys that attention_cte keeps on chip at once, above 10,240 keys."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ def prefill_times(
     return _times(kernel, columns, **arguments)
 
 
-def dense_ms(kernel: Callable[..., Any], heads: int, queries: int, keys: int) -> float:
-    """Modelled time of dense attention on the two cores of a pair, head_dim 128."""
+def _dense_times(
+    kernel: Callable[..., Any], heads: int, queries: int, keys: int, columns: Sequence[str]
+) -> dict[str, float]:
     rng = np.random.default_rng(0)
     arguments = {
         "q": _random(rng, heads, queries, 128),
@@ -119,8 +122,36 @@ def dense_ms(kernel: Callable[..., Any], heads: int, queries: int, keys: int) ->
         "tp_q": True,
         "tp_k": True,
     }
+    return _times(kernel, columns, **arguments).us
+
+
+def dense_ms(kernel: Callable[..., Any], heads: int, queries: int, keys: int) -> float:
+    """Modelled time of dense attention on the two cores of a pair, head_dim 128."""
     pair: Callable[..., Any] = kernel[2]  # type: ignore[index]  # a kernel takes a grid
-    return _times(pair, ("base",), **arguments).us["base"] / 1e3
+    return _dense_times(pair, heads, queries, keys, ("base",))["base"] / 1e3
+
+
+def dense_sample_ms(
+    kernel: Callable[..., Any],
+    heads: int,
+    queries: int,
+    keys: int,
+    section: int = SECTION,
+    columns: Sequence[str] = ("base", "tp50"),
+) -> dict[str, float]:
+    """The same from one head on one core with two and three sections of keys.
+
+    The kernel treats heads and sections alike, so its time is linear in both; heads are shared
+    evenly by the two cores.
+    """
+    two, three = (_dense_times(kernel, 1, queries, n * section, columns) for n in (2, 3))
+    return {
+        column: heads
+        / 2
+        * (two[column] + (keys / section - 2) * (three[column] - two[column]))
+        / 1e3
+        for column in columns
+    }
 
 
 def comparison_rows(only: str) -> list[Prefill]:
@@ -135,7 +166,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--nki-library", type=Path, required=True, help="checkout, only read")
     made.add_argument("--only", default="", help="shapes whose label contains this text")
     made.add_argument(
-        "--dense", action="store_true", help="model the published dense shape too (minutes)"
+        "--dense",
+        action="store_true",
+        help="model the published dense shape too, from shorter runs (minutes)",
+    )
+    made.add_argument(
+        "--dense-whole", action="store_true", help="model that shape in one run (an hour)"
     )
     made.add_argument("--json", type=Path, help="write the results here")
     return made
@@ -152,20 +188,24 @@ def main(argv: Sequence[str]) -> int:
         return 2
     results: dict[str, Any] = {"kind": "modelled", "rows": []}
     status = 0
-    if options.dense:
+    if options.dense or options.dense_whole:
         shape = PUBLISHED_HEADS, PUBLISHED_QUERIES, PUBLISHED_KEYS
         begin = time.perf_counter()
-        ms = dense_ms(kernel, *shape)
-        difference = ms / PUBLISHED_MS - 1
-        status = 0 if abs(difference) <= PUBLISHED_TOLERANCE else 1
+        if options.dense_whole:
+            modelled = {"base": dense_ms(kernel, *shape)}
+        else:
+            modelled = dense_sample_ms(kernel, *shape)
         seconds = time.perf_counter() - begin
+        difference = modelled["base"] / PUBLISHED_MS - 1
+        status = 0 if abs(difference) <= PUBLISHED_TOLERANCE else 1
+        shown = ", ".join(f"{column} {ms:.2f} ms" for column, ms in modelled.items())
         console.print(
             f"attention_cte dense, {shape[0]} heads, {shape[1]} x {shape[2]}, LNC2: modelled "
-            f"{ms:.2f} ms, published (measured) {PUBLISHED_MS} ms, {difference:+.1%}; "
+            f"{shown}; published (measured) {PUBLISHED_MS} ms, base {difference:+.1%}; "
             f"interpreted in {seconds:.0f} s",
             highlight=False,
         )
-        results["dense"] = {"modelled_ms": ms, "published_ms": PUBLISHED_MS}
+        results["dense"] = {"modelled_ms": modelled, "published_ms": PUBLISHED_MS}
     table = Table(title="Modelled time of one core, ours and attention_cte", title_justify="left")
     table.add_column("S/prior, heads x head_dim")
     for column in ("ours us", "cte us", "cte us (tp50)", "cte us (ideal)", "gain", "gain (tp50)"):

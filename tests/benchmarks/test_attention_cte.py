@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.attention_cte import comparison_rows, dense_ms, load_kernel, prefill_times
+from segattn.benchmarks.attention_cte import (
+    comparison_rows,
+    dense_ms,
+    dense_sample_ms,
+    load_kernel,
+    prefill_times,
+)
 from segattn.benchmarks.command import main
 from segattn.benchmarks.workloads import Prefill
 from segattn.reference import nki
@@ -57,6 +63,16 @@ def test_the_published_shape_runs_dense_on_two_cores() -> None:
     ms = dense_ms(stand_in, 1, 128, 256)
     assert ms > 0
     assert calls == 2 * [{"q": (1, 128, 128), "k": (1, 256, 128), "prior": None, "causal": False}]
+
+
+def test_the_published_shape_is_linear_in_heads_and_sections() -> None:
+    calls.clear()
+    (whole,) = prefill_times(stand_in, Prefill(128, 0, q_heads=1), ("base",)).us.values()
+    calls.clear()
+    # The stand-in takes the same time whatever it is given: no slope, half of the heads.
+    ms = dense_sample_ms(stand_in, 6, 128, 1024, section=256, columns=("base",))
+    assert [call["k"] for call in calls] == [(1, 512, 128), (1, 768, 128)]
+    assert ms["base"] == pytest.approx(3 * whole / 1e3)
 
 
 def test_rows_are_the_prefill_targets_that_the_peer_supports() -> None:
