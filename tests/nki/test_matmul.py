@@ -161,6 +161,14 @@ def test_transpose_mode_moves_bits(dtype: Any) -> None:
     np.testing.assert_array_equal(got, a.T)
 
 
+@pytest.mark.parametrize("moving", [np.ones((8, 8)), np.eye(8, 6), np.eye(8)[::-1]])
+def test_transpose_mode_needs_an_identity(moving: Any) -> None:
+    with pytest.raises(NkiValidationError, match="that is no identity matrix"):
+        _matmul(
+            floats(8, 4), moving.astype(np.float32), is_transpose=True, shape=(4, moving.shape[1])
+        )
+
+
 def test_transposing_nan_and_infinity_is_bit_exact() -> None:
     a = floats(16, 8, dtype=BF16)
     a[3, 2], a[4, 5] = np.nan, -np.inf

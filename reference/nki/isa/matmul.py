@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -79,7 +80,7 @@ def nc_matmul(
         _plans[key] = plan
     if is_transpose:
         values = raw(stationary, me, "stationary").reshape(plan.k, plan.m).T
-        raw(moving, me, "moving")
+        _check_identity(me, raw(moving, me, "moving").reshape(plan.k, plan.n))
         put(dst, values.reshape(dst.v.layout.shape), me)
     else:
         left = fp32(stationary, me, "stationary")
@@ -148,6 +149,20 @@ def _accumulate(
     if not view.known:
         storage.note_write(view)
     psum.add_group(view, storage)
+
+
+def _check_identity(me: str, moving: Array) -> None:
+    """Transpose mode moves the stationary data through an identity."""
+    if moving.shape[0] != moving.shape[1] or not np.array_equal(moving, _identity(len(moving))):
+        raise NkiValidationError(
+            f"{me}: is_transpose=True with a moving operand of shape {moving.shape} that is no "
+            "identity matrix; pass one (nl.shared_identity_matrix) with a row for each partition"
+        )
+
+
+@cache
+def _identity(n: int) -> Array:
+    return np.eye(n, dtype=np.float32)
 
 
 def _check_bank(me: str, storage: Storage, view: View) -> None:
