@@ -22,6 +22,8 @@ _UTILS = "nkilib_src.nkilib.core.utils"
 def add_mlp_entry(root: Path) -> None:
     """Register the stand-in for `core/mlp/mlp.py` of a checkout, if that file does not parse."""
     path = root / "src" / Path(*_FOLDER.split(".")) / "mlp.py"
+    if not path.is_file():
+        return
     try:
         ast.parse(path.read_text())
     except SyntaxError:
