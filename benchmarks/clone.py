@@ -41,7 +41,8 @@ class Cloner:
             return copied
         if kind is dict:
             copied = memo[id(value)] = value.copy()
-            self._copy_values(copied, memo)
+            if value and type(next(iter(value.values()))) not in self._atoms:
+                self._copy_values(copied, memo)
             return copied
         if isinstance(value, Enum):
             self._atoms.add(kind)

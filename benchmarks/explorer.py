@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 from ..scheduler import (
+    IntegrityError,
     ModelRunnerOutput,
     NeuronAsyncScheduler,
     NeuronPolicy,
@@ -194,13 +195,13 @@ def key_of(world: World, now: Situation) -> tuple[Any, ...]:
 
 
 def _blocks_key(world: World, scheduler: NeuronScheduler) -> tuple[Any, ...]:
-    """Ownership, order and content of the blocks under canonical names; () without a cache.
+    """Ownership, order and content of the blocks under canonical names.
 
     Without prefix caching no block differs from another, so their numbers say it all.
     """
     cache = scheduler.kv_cache_manager.prefix_cache
     if cache is None:
-        return ()
+        return (scheduler.num_free_blocks,)
     tables = [request.block_ids for request in scheduler.requests.values()]
     free = list(scheduler.kv_cache_manager.block_pool.free_list())
     names: dict[int, int] = {}
@@ -241,33 +242,44 @@ def explore(world: World, max_states: int | None = None) -> Exploration:
     while todo:
         key, now = todo.popleft()
         result.num_states += 1
-        for action in list(actions(world, now)):
-            after: Situation = CLONER.copy(now)
+        possible = list(actions(world, now))
+        rank = rank_of(now), len(now.in_flight)
+        for action in possible:
+            # Nobody needs the situation itself after its last action.
+            after: Situation = now if action is possible[-1] else CLONER.copy(now)
             result.num_transitions += 1
             try:
                 if not perform(world, after, action):
                     continue
-                _check_after(world, now, after, action)
+                _check_progress(rank, after, action)
+                reached = key_of(world, after)
+                if reached not in origin:
+                    _check_blocks(world, after)
+                    origin[reached] = (key, action)
+                    todo.append((reached, after))
             except ViolationError as error:
                 result.violation = str(error)
                 result.path = [*_path_to(origin, key), action]
                 return result
-            reached = key_of(world, after)
-            if reached not in origin:
-                origin[reached] = (key, action)
-                todo.append((reached, after))
         if max_states is not None and result.num_states >= max_states:
             raise MemoryError(f"max_states={max_states}: the world has more")
     return result
 
 
-def _check_after(world: World, before: Situation, after: Situation, action: Action) -> None:
-    for broken in broken_block_rules(after.scheduler, world.config):
-        raise ViolationError(broken)
-    after.scheduler.check_integrity()
-    is_step = action[0] == "deliver" or len(after.in_flight) > len(before.in_flight)
-    if is_step and rank_of(after) <= rank_of(before):
+def _check_progress(before: tuple[int, int], after: Situation, action: Action) -> None:
+    rank, num_in_flight = before
+    is_step = action[0] == "deliver" or len(after.in_flight) > num_in_flight
+    if is_step and rank_of(after) <= rank:
         raise ViolationError("a livelock: a step of the engine makes no progress")
+
+
+def _check_blocks(world: World, now: Situation) -> None:
+    for broken in broken_block_rules(now.scheduler, world.config):
+        raise ViolationError(broken)
+    try:
+        now.scheduler.check_integrity()
+    except IntegrityError as error:
+        raise ViolationError(str(error)) from error
 
 
 def _path_to(origin: dict[Any, tuple[Any, Action] | None], key: Any) -> list[Action]:

@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -44,7 +45,9 @@ UNIT_TESTS = (
     "test_properties.py",
 )
 ATOMICITY_TESTS = ("test_atomicity.py",)
-SECONDS_PER_MUTANT = 240
+CPU_SECONDS = (15, 60, 200)
+"""Per stage; many times what the true scheduler takes, so a mutant beyond it loops for ever."""
+MEMORY_BYTES = 4 << 30
 SURVIVED = 0
 
 
@@ -89,10 +92,12 @@ def judge(source: str, module: str, by: Judge) -> int:
         del sys.modules[name]
     sys.meta_path.insert(0, MutantFinder(module, source))
     try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS[0])
         if _fails_traces(by.traces):
             return 1
         tests = by.root / "tests" / "scheduler"
         for stage, names in enumerate((UNIT_TESTS, ATOMICITY_TESTS)[: by.num_stages - 1], start=2):
+            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS[stage - 1])
             options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(by.root)]
             if pytest.main([*options, *(str(tests / name) for name in names)]) != 0:
                 return stage
@@ -111,7 +116,7 @@ def run_mutant(source: str, module: str, by: Judge) -> int:
     """Judge a mutant in a forked process; one that never ends is noticed by stage 1."""
     child = os.fork()
     if child == 0:
-        signal.alarm(SECONDS_PER_MUTANT)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
