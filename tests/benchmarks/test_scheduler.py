@@ -1,0 +1,35 @@
+"""The scheduler benchmark: its arithmetic, and that it measures the steps it names."""
+
+from segattn.benchmarks.scheduler import Ours, Run, Workload, _fastest, run, workloads
+from segattn.scheduler import SchedulerConfig
+
+CONFIG = SchedulerConfig(4, 16, 64, 4, 65)
+
+
+def test_the_fastest_time_of_each_step_counts() -> None:
+    # Steps of 1 and 2 seconds at best, over 6 request-steps: half a second each.
+    runs = [Run([1.0, 5.0], 6, []), Run([4.0, 2.0], 6, [])]
+    assert _fastest(runs) == 0.5e6
+
+
+def test_steps_before_the_measurement_are_decided_but_not_timed() -> None:
+    workload = Workload("two decodes", CONFIG, [[1] * 4, [2] * 4], 9, None, 3, 4)
+    measured = run(Ours("base", CONFIG), workload)
+    assert len(measured.decisions) == 3 + 4
+    assert len(measured.seconds) == 4
+    assert measured.num_request_steps == 2 * 4
+
+
+def test_a_warm_prompt_makes_the_others_hit() -> None:
+    workload = Workload("hits", CONFIG, [[1] * 12 + [2]], 1, warm=[1] * 12)
+    measured = run(Ours("base", CONFIG), workload)
+    new = [one for decision in measured.decisions for one in decision[1]]
+    assert [(request_id, hit) for request_id, hit, _ in new] == [("r0", 12)]
+    # The additions are timed: one entry more than steps.
+    assert len(measured.seconds) == len(measured.decisions) + 1
+
+
+def test_all_lines_of_the_target_are_measured() -> None:
+    names = [workload.name for workload in workloads()]
+    assert len(names) == len(set(names)) == 8
+    assert {workload.config.block_size for workload in workloads()} == {16, 128}

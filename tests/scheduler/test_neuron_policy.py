@@ -1,0 +1,164 @@
+"""NeuronPolicy, the arithmetic of admission, and the reasons that waiting requests are given."""
+
+import sys
+
+import pytest
+
+from segattn.scheduler import Admission, NeuronPolicy
+from segattn.scheduler.policy import draft_tokens_in_flight, is_prefill, num_tokens_to_hold
+
+from .engine import Engine, neuron, prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("restore_order", "newest"),
+        ("phase_test", "computed"),
+        ("kv_admission", "best_case"),
+        ("max_consecutive_prefills", 0),
+        ("max_consecutive_prefills", 1.5),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{name}=.*must be"):
+        NeuronPolicy(**{name: value})  # type: ignore[arg-type]
+
+
+def test_the_documented_policy_differs_from_the_default_in_every_decision_of_the_design() -> None:
+    documented, default = NeuronPolicy.documented(), NeuronPolicy()
+    same = {
+        name
+        for name in NeuronPolicy.__dataclass_fields__
+        if getattr(documented, name) == getattr(default, name)
+    }
+    assert same == {"max_consecutive_prefills", "kv_admission"}
+
+
+@pytest.mark.parametrize(
+    ("computed", "num_prompt", "known", "expected"),
+    [
+        (0, 4, 4, True),
+        (3, 4, 4, True),
+        (4, 4, 4, False),
+        (4, 4, 5, False),
+        # Resumed with 3 outputs: positions 4 and 5 are recomputed, 6 is the next decode.
+        (4, 4, 7, True),
+        (6, 4, 7, False),
+    ],
+)
+def test_prefill_ends_where_one_known_token_is_left(
+    computed: int, num_prompt: int, known: int, expected: bool
+) -> None:
+    assert is_prefill(computed, num_prompt, known) is expected
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "lookahead", "expected"),
+    # Prompt 5 and 6 outputs: 10 rows, the last token is never written; drafts and lookahead reach
+    # further, and all ends at max_model_len - 1, or at max_model_len with lookahead.
+    [(0, 0, 10), (3, 0, 13), (3, 3, 16), (6, 0, 15), (6, 3, 16)],
+)
+def test_rows_to_hold_count_drafts_and_lookahead_up_to_the_model_length(
+    num_drafts: int, lookahead: int, expected: int
+) -> None:
+    assert num_tokens_to_hold(5, 6, 16, num_drafts, lookahead) == expected
+
+
+def test_two_steps_of_drafts_are_in_flight_when_asynchronous() -> None:
+    assert (draft_tokens_in_flight(3, False), draft_tokens_in_flight(3, True)) == (3, 6)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("num_speculative_tokens", [0, 2])
+def test_reserved_admission_counts_what_each_request_can_need(
+    asynchronous: bool, num_speculative_tokens: int
+) -> None:
+    # 12 usable blocks of 4; a prompt of 4 with 4 outputs holds 7 rows, 2 blocks; with 2 drafts 9 or
+    # 11 rows, 3 blocks. Six of the one or four of the other fit; max_model_len allows only one.
+    scheduler = neuron(
+        NeuronPolicy(kv_admission="reserved"),
+        asynchronous=asynchronous,
+        max_num_seqs=8,
+        max_model_len=48,
+        num_blocks=13,
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    engine = Engine(scheduler, depth=1)
+    for number in range(8):
+        engine.add(f"r{number}", prompt(4, 10 * number), 4)
+    # Prefills come first, so none of these has decoded and ended yet.
+    fitting = 4 if num_speculative_tokens else 6
+    for _ in range(fitting + 1):
+        engine.step()
+    assert len(scheduler.running) == fitting
+    reasons = [Admission.KV_BLOCKS, *[Admission.BEHIND] * (7 - fitting)]
+    assert list(scheduler.waiting_reasons().values()) == reasons
+    assert scheduler.max_kv_concurrent == 1
+
+
+def test_each_waiting_request_has_a_reason_and_reasons_are_counted() -> None:
+    scheduler = neuron(
+        NeuronPolicy(max_consecutive_prefills=2), max_num_seqs=3, max_num_batched_tokens=4
+    )
+    engine = Engine(scheduler)
+    for name in "ABCDE":
+        engine.add(name, prompt(4), 30)
+    expected = [
+        Admission.PREFILL_BATCH,
+        Admission.PREFILL_BATCH,
+        Admission.DECODE_TURN,
+        Admission.PREFILL_BATCH,
+        Admission.MAX_NUM_SEQS,
+    ]
+    num_behind = 0
+    for reason in expected:
+        engine.step()
+        head, *others = scheduler.waiting_reasons().values()
+        assert head is reason
+        assert others == [Admission.BEHIND] * len(others)
+        num_behind += len(others)
+    counts = {reason: count for reason, count in scheduler.admission_counts.items() if count}
+    assert counts == {
+        Admission.PREFILL_BATCH: 3,
+        Admission.DECODE_TURN: 1,
+        Admission.MAX_NUM_SEQS: 1,
+        Admission.BEHIND: num_behind,
+    }
+    assert not scheduler.can_schedule(next(iter(scheduler.waiting)))
+
+
+def test_a_prompt_in_chunks_is_the_reason_that_others_wait() -> None:
+    scheduler = neuron(max_num_batched_tokens=4)
+    engine = Engine(scheduler)
+    engine.add("long", prompt(12), 2)
+    engine.add("next", prompt(4), 2)
+    engine.step()
+    engine.step()
+    assert scheduler.waiting_reasons() == {"next": Admission.PREFILL_RUNNING}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_both_phases_advance_within_the_limit(limit: int, asynchronous: bool) -> None:
+    scheduler = neuron(
+        NeuronPolicy(max_consecutive_prefills=limit),
+        asynchronous=asynchronous,
+        max_num_batched_tokens=4,
+    )
+    engine = Engine(scheduler, depth=2 if asynchronous else 1)
+    engine.add("D", prompt(4), 40)
+    engine.step()
+    for number in range(3):
+        engine.add(f"long{number}", prompt(36, 100 * number), 1)
+    steps = ["D" in engine.step() for _ in range(24)]
+    pattern = [*[False] * limit, True]
+    # The first prefill of D itself counts.
+    assert steps == (pattern * 24)[1:25]
+
+
+def test_the_plugin_names_what_is_missing_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "segattn.scheduler.vllm_plugin", raising=False)
+    with pytest.raises(ImportError, match=r"needs vLLM 0.24 or newer, extra 'vllm'"):
+        import segattn.scheduler.vllm_plugin  # noqa: F401  # the import is the test
