@@ -20,15 +20,12 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.num_free_blocks = num_blocks - 1
+        """Blocks that can be taken; cached ones that nobody uses count."""
         self.ref_counts = [0] * num_blocks
         self._next = [(block + 1) % num_blocks for block in range(num_blocks)]
         self._previous = [(block - 1) % num_blocks for block in range(num_blocks)]
         self._prefix_cache = prefix_cache
         self._transaction = transaction
-
-    def get_num_free_blocks(self) -> int:
-        """Blocks that can be taken; cached ones that nobody uses count."""
-        return self.num_free_blocks
 
     def free_list(self) -> list[int]:
         """Free blocks in the order in which they would be taken."""

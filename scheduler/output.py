@@ -36,11 +36,6 @@ class CachedRequestData:
     num_computed_tokens: list[int]
     num_output_tokens: list[int]
 
-    @property
-    def num_reqs(self) -> int:
-        """Number of requests in the lists."""
-        return len(self.req_ids)
-
 
 @dataclass(slots=True)
 class SchedulerOutput:

@@ -40,11 +40,6 @@ class RequestPool:
         """Blocks that can be taken, those that only the prefix cache holds included."""
         return self.kv_cache_manager.block_pool.num_free_blocks
 
-    @property
-    def pause_state(self) -> PauseState:
-        """What `set_pause_state` set."""
-        return self._pause_state
-
     def set_pause_state(self, pause_state: PauseState) -> None:
         """Stop admitting or scheduling, or go on."""
         self._pause_state = PauseState(pause_state)

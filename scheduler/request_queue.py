@@ -42,11 +42,6 @@ class RequestQueue(ABC):
     def __iter__(self) -> Iterator[Request]:
         """Requests in the order of their turn."""
 
-    def prepend_requests(self, requests: "RequestQueue") -> None:
-        """Put the requests of another queue in front of this one, one by one, as vLLM does."""
-        for request in requests:
-            self.prepend_request(request)
-
 
 class FCFSRequestQueue(deque[Request], RequestQueue):
     """First come, first served."""

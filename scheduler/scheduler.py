@@ -91,7 +91,7 @@ class Scheduler(StepUpdate):
             )
             if 0 < threshold < num_new:
                 num_new = threshold
-            # Comparisons, since a call of min() costs as much as all the rest of the loop.
+            # Comparisons: a call of min() would be the slowest part of the loop.
             if num_new > budget:
                 num_new = budget
             if num_new > last_position - num_computed:
