@@ -102,6 +102,19 @@ def test_a_request_that_joins_later_changes_nothing() -> None:
     assert tokens(engine) == {"r17": EXPECTED["r17"], "r32": EXPECTED["r32"]}
 
 
+def test_running_requests_that_lose_their_cache_are_resumed_with_the_same_tokens() -> None:
+    engine = Engine(MODEL, config())
+    for name in ("r17", "r32"):
+        engine.add_request(Request(name, PROMPTS[name], 6))
+    for _ in range(5):
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    resumed = list(engine.run())
+    # Four tokens of each are out and are computed anew with the prompt.
+    assert [step.num_tokens for step in resumed[:2]] == [17 + 4, 32 + 4]
+    assert tokens(engine) == {"r17": EXPECTED["r17"], "r32": EXPECTED["r32"]}
+
+
 def test_steps_report_real_and_padded_counts_by_hand() -> None:
     engine = Engine(MODEL, config(max_num_batched_tokens=20, num_batched_tokens_buckets=[8, 20]))
     engine.add_request(Request("r45", PROMPTS["r45"], 2))
