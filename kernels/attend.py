@@ -159,6 +159,7 @@ class ExactShare(nl.NKIObject):
         def chunk(i: nisa.VirtualRegister | int) -> None:
             masks = chunk_masks(k.shape[1] // PARTITIONS, window)
             if prior is not None:
+                prior.clear_staging()
                 prior.write_positions()
             load_queries(q, self.share, self.valid, self.queries)
             attend_chunk(

@@ -14,7 +14,7 @@ from .loading import (
 )
 from .masks import valid_rows
 from .prior_stream import PriorStream
-from .shift_estimate import STAGES, ShiftEstimate, largest_norm_on_scalar
+from .shift_estimate import ShiftEstimate, largest_norm_on_scalar
 from .tile_schedule import PARTITIONS, Share
 from .write_kv_cache_nki import CacheWriter
 
@@ -41,17 +41,21 @@ def attend_chunk_bounded(
     q_rows = load_queries_backwards(q, share)
     v_rows = load_row_tiles(v, kv_head, 1, every_tile)
     for stream in streams:
+        stream.prior.clear_staging()
         stream.fetch_blocks()
     k_real = zero_rows(k_rows, each_element(every_valid, 1, d), k.dtype)
     keys = nl.ndarray((d, num_rows), dtype=k.dtype, buffer=nl.sbuf)
     rows.transpose(RowTiles(k_real, d, d), 0, num_tiles, keys)
-    longest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    largest_norm_on_scalar(k_real, num_tiles, longest)
-    shifts = ShiftEstimate(rows, q_rows, tile_valid, rows.largest(longest))
+    shifts = ShiftEstimate(rows, q_rows, tile_valid)
     values = nl.ndarray((PARTITIONS, num_tiles * (d + 1)), dtype=v.dtype, buffer=nl.sbuf)
     last = rows.num_blocks - 1
-    for stage in range(STAGES):
-        shifts.stage(last, stage)
+    shifts.stage(last, 0)
+    longest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    largest_norm_on_scalar(k_real, num_tiles, longest)
+    shifts.stage(last, 1)
+    nisa.tensor_copy(dst=shifts.longest_key, src=rows.largest(longest))
+    shifts.stage(last, 2)
+    shifts.stage(last, 3)
     values_with_ones(v_rows, every_valid, values, 0, num_tiles)
     for stream in streams:
         stream.fetch_rows()

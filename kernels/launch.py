@@ -53,6 +53,9 @@ from .validation import (
 )
 from .write_kv_cache_nki import write_kv_cache_kernel
 
+LONGEST_SEGMENT = 2048
+"""Most tokens of a segment on chip: a longer kv_segment_size is read in segments of this size."""
+
 DECODE_SEGMENT = 512
 """Most tokens of a decode segment: their scores fill one PSUM bank."""
 
@@ -91,7 +94,7 @@ def padded_prefill(
     check_slots(slots, k_rows)
     count = check_count("num_tokens", num_tokens, q_.shape[1])
     window = check_window(sliding_window)
-    mode = check_softmax(softmax, q_.dtype, q_.shape[2], window)
+    mode = check_softmax(softmax, q_, window)
     before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
     out, _, _, flags = run(
         padded_prefill_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows), slots,
@@ -129,8 +132,8 @@ def segmented_attention(
 
     q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; block_table [max_blocks]
     int32, of which the first ceil(prior_tokens / block_size) entries are looked at. The prior is
-    read in segments of kv_segment_size tokens, a multiple of 128 and of block_size. Returns
-    out [H, S, d].
+    read in segments of kv_segment_size tokens, a multiple of 128 and of block_size; more than 2048
+    are read in pieces of 2048. Returns out [H, S, d].
     """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
@@ -153,7 +156,7 @@ def segmented_attention(
         2 * max(segment, TAIL_SEGMENT) // block_size,
     )
     window = check_window(sliding_window)
-    mode = check_softmax(softmax, q_.dtype, q_.shape[2], window)
+    mode = check_softmax(softmax, q_, window)
     out, flags = run(
         segmented_attention_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows),
         tables, _number(prior), _number(count), segment, check_scale(scale, q_.shape[2]), window,
@@ -280,8 +283,8 @@ def _device_fp8(cache: Array) -> Array:
 
 
 def _covering_segment(segment: int, table_tokens: int) -> int:
-    """`segment`, or less when the block table holds less: whole tiles of 128 tokens."""
-    return min(segment, max(1, cdiv(table_tokens, PARTITIONS)) * PARTITIONS)
+    """`segment`, or less when SBUF or the block table holds less: whole tiles of 128 tokens."""
+    return min(segment, LONGEST_SEGMENT, max(1, cdiv(table_tokens, PARTITIONS)) * PARTITIONS)
 
 
 def _number(value: int) -> Array:

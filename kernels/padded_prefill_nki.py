@@ -6,26 +6,36 @@ Formula. For query head h, row i < num_tokens, KV head g = h // (H / KV):
 where sinks[h] joins the sum of the softmax as one more logit without a value. Rows >= num_tokens
 are zero. k and v are stored through slot_mapping as in write_kv_cache.
 
-Supported range. S a multiple of 128, head_dim up to 256, H a multiple of KV, bf16, fp16 or fp32,
-one or two cores. Rows >= num_tokens of q, k, v may hold NaN or infinity.
+Supported range. S a multiple of 128, S * head_dim * element size up to 4 MiB (S = 8192 with 128
+fp32 features), head_dim up to 256, H a multiple of KV, bf16, fp16 or fp32, one or two cores.
+softmax="bounded": head_dim up to 128, no window, bf16 or fp32, half that size. Rows >= num_tokens
+of q, k, v may hold NaN or infinity.
 `segattn.kernels.padded_prefill` checks arguments; the kernel only asserts shapes.
 
-Loop nest. Share of the core (consecutive query heads of a KV head) -> query head -> row tile of
-128 queries -> step of at most 2048 keys back from the diagonal, as far as the window reaches (one
-matmul per 512 keys and 128 features, one softmax step, 128-key tiles into P V).
+Loop nest. Share of the core (consecutive query heads of a KV head, at most 8192 rows in bf16):
+    bounded (bounded.py): block of 4 row tiles, the last first -> macro of 2 key tiles: scores, one
+        exp, and P V of the macro four before; shifts of the next blocks and the cache write beside
+    exact (softmax.py): row tile of 128 queries -> query head -> step of at most 2048 keys back
+        from the diagonal, as far as the window reaches: scores, one softmax step, P V
+"auto" runs the second in loops of `flag` iterations after the first.
 
 Layouts. Query and key columns [128 features, rows] per 128 features of d; values
-[128, S / 128 * d]: row t * 128 + p on partition p. Scores [128 queries, keys] in PSUM, weights
-transposed by PE.
+[128, S / 128 * d]: row t * 128 + p on partition p. Tile i * heads + h of a share is row tile i of
+head h. Exact: scores [128 queries, keys] in PSUM, weights transposed by PE. Bounded: scores
+[128 keys, 512 queries], values with a column of ones, [128, S / 128 * (d + 1)].
 
 On-chip memory per partition, element size b, tiles n = S / 128, heads G of a share, d <= 128: rows
 before transposing 2 G n d b, query columns G S b, keys 2 n d b + S b, values 2 n d b, acc
 4 G n d, masks 2048 * 5 each, step 2048 * (4 + 2 b). S = 2048, G = 4, d = 128, bf16:
-32 + 16 + 12 + 8 + 32 + 10 + 16 = 126 KiB. PSUM: scores 4 banks, transposes 1, P V 1.
+32 + 16 + 12 + 8 + 32 + 10 + 16 = 126 KiB. PSUM: scores 4 banks, transposes 1, P V 1. Bounded: rows
+2 G n d b, query columns G S b, keys and values 6 n d b, acc 4 G n (d + 1), weights 8 * 1024 b: the
+same shape 32 + 16 + 24 + 33 + 16 = 121 KiB; its tiles are dead when the exact ones are made. PSUM:
+scores 6 banks, P V 2, whose ends serve the transposes.
 
 Numerics. Products and sums in fp32; weights are rounded to the dtype of v before P V. ACT is taken
 to round scale * score before it adds the shift; where it fuses the two, |scale * score| must stay
-below 1e9.
+below 1e9. Bounded: relative L2 error within 1.15 of an exact maximum with bf16 weights wherever the
+check on the row sums passes (bounded.py, bounded_result.py).
 """
 
 from .attend import ExactShare
@@ -40,7 +50,7 @@ from .attend_bounded import (
 from .backend import nki, nl
 from .bounded import BoundedRows
 from .bounded_result import finish_bounded
-from .loading import broadcast_row
+from .loading import broadcast_row, element_bytes
 from .masks import valid_rows
 from .tile_schedule import PARTITIONS, core_shares
 from .write_kv_cache_nki import CacheWriter
@@ -98,7 +108,8 @@ def padded_prefill_kernel(
     if sinks is not None:
         every_sink = broadcast_row(sinks)
     flags = new_flags(num_q_heads)
-    for share in core_shares(num_q_heads, group, num_tiles, core, num_cores):
+    size = element_bytes(q.dtype)
+    for share in core_shares(num_q_heads, group, num_tiles, size, core, num_cores):
         kv_head = share.first_head // group
         failed = None
         if softmax != "exact":

@@ -69,10 +69,13 @@ class PagedSegments(nl.NKIObject):
         width = num_heads * self.tokens * d
         self.k_stage = nl.ndarray((PARTITIONS, width), dtype=k_cache.dtype, buffer=nl.sbuf)
         self.v_stage = nl.ndarray((PARTITIONS, width), dtype=v_cache.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=self.k_stage, value=0.0, engine=nisa.engine.gpsimd)
-        nisa.memset(dst=self.v_stage, value=0.0, engine=nisa.engine.gpsimd)
         self.block_step = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=self.block_step, value=self.blocks)
+
+    def clear_staging(self) -> None:
+        """Write the staging tiles once, before the first gather skips rows of them."""
+        nisa.memset(dst=self.k_stage, value=0.0, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=self.v_stage, value=0.0, engine=nisa.engine.gpsimd)
 
     def write_positions(self) -> None:
         """Fill `positions`, [128, segment] fp32: 0, 1, 2, ... on every partition."""

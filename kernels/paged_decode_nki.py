@@ -31,7 +31,8 @@ On-chip memory per partition, k KV heads in the group (k * d <= 512), element si
 zeroed keys and values 4 k r d b, key columns k d segment b / 128, masks 13 segment, acc at most
 32 KiB. segment 512, k d = 512, fp32: 32 + 8 + 6.5 + 32 = 79 KiB.
 
-Numerics. As segmented_attention: exact running maximum, fp32 sums, weights in the dtype of v.
+Numerics. As segmented_attention with softmax="exact": exact running maximum, fp32 sums, weights in
+the dtype of v.
 """
 
 from dataclasses import dataclass
@@ -336,6 +337,7 @@ def paged_decode_kernel(
     lengths = nl.ndarray((1, num_requests), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=lengths, src=context_lens)
     context = PagedSegments(k_cache, v_cache, block_tables, segment_size, num_heads, q.dtype)
+    context.clear_staging()
     context.write_positions()
     own_head = own_head_mask(num_heads, rows_per_kv_head)
     for first_head in range(first_kv_head, first_kv_head + core_heads, num_heads):

@@ -10,12 +10,15 @@ k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
 Supported range. S a multiple of 128, head_dim up to 256, H a multiple of KV, block_size a power of
 two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of block_size;
 bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is padded
-with -1 to whole segments. Unused cache rows and padded rows may hold NaN or infinity.
+with -1 to whole segments and two more. Unused cache rows and padded rows may hold NaN or infinity.
 `segattn.kernels.segmented_attention` checks arguments; the kernel only asserts shapes.
 
-Loop nest. Share of the core (consecutive query heads of a KV head) -> the chunk over itself
-(attend.py), then segment of the prior (runtime bounds: the window's first segment to the last)
--> row tile of 128 queries -> query head -> step of at most 2048 keys.
+Loop nest. Share of the core (consecutive query heads of a KV head): the chunk over itself as in
+padded_prefill, then
+    bounded (prior_stream.py): whole segments (runtime count), then the rest in segments of 512
+        -> block of 4 row tiles -> macro of 2 key tiles; the next segment is prepared beside
+    exact: segment (runtime bounds: the window's first to the last) -> row tile -> query head
+        -> step of at most 2048 keys
 
 Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that
 a partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ...
@@ -24,7 +27,8 @@ with stride r.
 
 On-chip memory per partition: that of padded_prefill, plus for a segment of s tokens, element size
 b: staged and zeroed rows 4 r d b, key columns s b, mask and positions 9 s. s = 2048, d = 128,
-bf16: 16 + 4 + 18 = 38 KiB.
+bf16: 16 + 4 + 18 = 38 KiB. Bounded: staged rows 2 r d b, zeroed keys r d b, two sets of key columns
+and values 2 (s b + r (d + 1) b), positions 4 s: 8 + 4 + 16 + 8 = 36 KiB.
 
 Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
@@ -43,7 +47,7 @@ from .attend_bounded import (
 from .backend import nisa, nki, nl
 from .bounded import BoundedRows
 from .bounded_result import finish_bounded
-from .loading import RowTiles, broadcast_row, new_columns, transpose_features
+from .loading import RowTiles, broadcast_row, element_bytes, new_columns, transpose_features
 from .masks import from_position, valid_rows
 from .paged_cache import PagedSegments
 from .prior_stream import PriorStream
@@ -189,7 +193,8 @@ def segmented_attention_kernel(
     if v_scales is not None:
         v_factor = broadcast_row(v_scales)
     flags = new_flags(num_q_heads)
-    for share in core_shares(num_q_heads, group, num_tiles, core, num_cores):
+    size = element_bytes(q.dtype)
+    for share in core_shares(num_q_heads, group, num_tiles, size, core, num_cores):
         kv_head = share.first_head // group
         prior_scale = ScoreScale(scale, -scale)
         if k_factor is not None:

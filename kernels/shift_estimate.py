@@ -25,12 +25,12 @@ class ShiftEstimate(nl.NKIObject):
         rows: BoundedRows,
         q_rows: nl.NkiTensor,  # [128, tiles * d] SBUF; padding rows may be anything
         tile_valid: nl.NkiTensor,  # [128, tiles] uint8: real rows
-        longest_key: nl.NkiTensor,  # [1, 1] fp32: largest squared norm of the chunk's keys
     ) -> None:
         self.rows = rows
         self.q_rows = q_rows
         self.tile_valid = tile_valid
-        self.longest_key = longest_key
+        # Largest squared norm of the chunk's keys, to be written before stage 2.
+        self.longest_key = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
         self.done = 0
         self.steps = rows.num_blocks // 2 * 2 * STAGES
         self.ones = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)

@@ -19,6 +19,12 @@ MACRO_TILES = 16
 """Key tiles whose scores share one softmax step: 16 * 128 fp32 columns fill four PSUM banks."""
 
 
+SHARE_BYTES = 128
+"""Row tiles of a share times element bytes: SBUF holds the queries and accumulators of 8192 rows
+in bf16 at once, of 4096 in fp32.
+"""
+
+
 def cache_run(block_size: int, tokens_per_partition: int) -> int:
     """Tokens that one gather descriptor moves: a run inside a block and inside a partition."""
     return math.gcd(block_size, tokens_per_partition)
@@ -34,9 +40,14 @@ class Share(nl.NKIObject):
 
 
 def core_shares(
-    num_q_heads: int, queries_per_kv_head: int, num_tiles: int, core: int, num_cores: int
+    num_q_heads: int,
+    queries_per_kv_head: int,
+    num_tiles: int,
+    bytes_per_element: int,
+    core: int,
+    num_cores: int,
 ) -> list[Share]:
-    """The shares of `core`. Two cores take half of the heads each.
+    """The shares of `core`, one head or SHARE_BYTES at most. Two cores take half of the heads.
 
     An odd head in the middle is split by row tiles in the order 0 1 1 0, which balances the
     triangle of causal work to one tile.
@@ -52,8 +63,9 @@ def core_shares(
     for kv_head in range(num_q_heads // queries_per_kv_head):
         begin = max(first, kv_head * queries_per_kv_head)
         end = min(last, (kv_head + 1) * queries_per_kv_head)
-        if begin < end:
-            shares.append(Share(begin, end - begin, every_tile))
+        heads = max(1, SHARE_BYTES // (bytes_per_element * num_tiles))
+        for head in range(begin, end, heads):
+            shares.append(Share(head, min(heads, end - head), every_tile))
     if num_cores == 2 and num_q_heads % 2 == 1:
         own_tiles: list[int] = []
         for tile in range(num_tiles):

@@ -22,6 +22,10 @@ DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16)
 FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn))
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128)
+CHUNK_BYTES = 4 << 20
+"""Most bytes of a head's keys in a chunk, which stay in SBUF: S = 8192 with 128 fp32 features."""
+BOUNDED_CHUNK_BYTES = 2 << 20
+"""The same with softmax="bounded"."""
 SMALLEST_SCALE = 1e-6
 SOFTMAX_MODES = ("auto", "bounded", "exact")
 
@@ -89,8 +93,9 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
     check_shape("k", k, (None, q.shape[1], q.shape[2]))
     check_shape("v", v, k.shape)
     queries_per_kv_head(q.shape[0], k.shape[0])
-    if q.shape[1] % PARTITIONS:
-        raise ValueError(f"q: S={q.shape[1]} must be a multiple of {PARTITIONS}")
+    most = CHUNK_BYTES // (q.shape[2] * q.dtype.itemsize)
+    if q.shape[1] % PARTITIONS or q.shape[1] > most:
+        raise ValueError(f"q: S={q.shape[1]} must be a multiple of {PARTITIONS} up to {most}")
 
 
 def check_integer(name: str, value: SupportsIndex) -> int:
@@ -117,16 +122,23 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     return value
 
 
-def check_softmax(softmax: str, dtype: np.dtype[Any], head_dim: int, window: int | None) -> str:
+def check_softmax(softmax: str, q: Array, window: int | None) -> str:
     """The mode that a prefill kernel runs in: "exact", "bounded" or "auto"."""
     check_choice("softmax", softmax, SOFTMAX_MODES)
-    boundable = dtype != np.float16 and head_dim <= PARTITIONS and window is None
+    _, num_rows, head_dim = q.shape
+    boundable = (
+        q.dtype != np.float16
+        and head_dim <= PARTITIONS
+        and window is None
+        and num_rows * head_dim * q.dtype.itemsize <= BOUNDED_CHUNK_BYTES
+    )
     if softmax == "bounded" and not boundable:
         raise ValueError(
-            f"softmax='bounded': needs bfloat16 or float32 (not {dtype}), head_dim <= {PARTITIONS} "
-            f"(not {head_dim}) and no sliding_window (not {window})"
+            f"softmax='bounded': needs bfloat16 or float32 (not {q.dtype}), head_dim <= "
+            f"{PARTITIONS} (not {head_dim}), no sliding_window (not {window}) and at most "
+            f"{BOUNDED_CHUNK_BYTES} bytes of a head's keys (S={num_rows})"
         )
-    if softmax == "auto" and not (boundable and dtype == ml_dtypes.bfloat16):
+    if softmax == "auto" and not (boundable and q.dtype == ml_dtypes.bfloat16):
         return "exact"
     return softmax
 

@@ -199,6 +199,13 @@ def test_an_unsupported_geometry_is_named(
     check_rejected(function, call, message)
 
 
+def test_a_chunk_that_exceeds_the_memory_on_chip_is_refused() -> None:
+    q = np.zeros((1, 16512, D), np.float32)
+    cache = zeros(BLOCKS, 1, BLOCK, D)
+    with pytest.raises(ValueError, match="q: S=16512 must be a multiple of 128 up to 16384"):
+        kernels.segmented_attention(q, q, q, cache, cache, ints(0), 0, 1)
+
+
 def test_a_prefill_length_that_is_no_multiple_of_128_is_refused() -> None:
     call = prefill()
     for name in ("q", "k", "v"):

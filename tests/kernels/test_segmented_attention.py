@@ -1,5 +1,6 @@
 """segmented_attention against the float64 reference."""
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -75,3 +76,14 @@ def test_a_prior_of_131072_tokens(window: int | None) -> None:
     call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, 2)
     out = segmented_attention(*call, sliding_window=window)
     assert_close(out, reference.segmented_attention(*call, sliding_window=window))
+
+
+@pytest.mark.parametrize(("heads", "dtype"), [(1, ml_dtypes.bfloat16), (2, np.float32)])
+def test_a_chunk_of_8192_rows_fits_the_memory_on_chip(heads: int, dtype: npt.DTypeLike) -> None:
+    rng = np.random.default_rng(3)
+    prior, n, d = 2100, 30, 128
+    paged = paged_tokens(rng, [prior], 1, d, 128, dtype)
+    q = padded_rows(rng, heads, 8192, n, d, dtype)
+    k, v = (padded_rows(rng, 1, 8192, n, d, dtype) for _ in range(2))
+    call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n)
+    assert_close(segmented_attention(*call), reference.segmented_attention(*call))
