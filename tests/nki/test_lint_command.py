@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from segattn.reference.nki.lint import check_kernel
+from segattn.reference.nki.lint import check_kernel, lint_file
 from segattn.reference.nki.lint.command import main
 
 KERNELS = """
@@ -50,6 +50,16 @@ def fill(x):
 def unused(x):
     raise ValueError(x)
 """
+UNKNOWN = """
+import nki
+import nki.language as nl
+
+@nki.jit
+def kernel(x):
+    if x is None:
+        x = nl.no_such_name
+    return x
+"""
 STUB = """
 language = None
 def jit(function):
@@ -65,7 +75,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nki" / "__init__.py").write_text(STUB)
     (tmp_path / "nki" / "language.py").write_text("affine_range = range")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("nki", "nki.language", "helpers", "kernel_file"):
+    for name in ("nki", "nki.language", "helpers", "kernel_file", "unknown_file"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path / "kernel_file.py"
 
@@ -88,6 +98,14 @@ def test_check_kernel_follows_functions_into_other_files(kernels: Path) -> None:
 
 def test_check_kernel_does_not_judge_the_standard_library(kernels: Path) -> None:
     assert check_kernel(import_module("kernel_file").calls_python) == ()
+
+
+def test_check_kernel_leaves_names_that_do_not_exist_to_the_run(kernels: Path) -> None:
+    path = kernels.with_name("unknown_file.py")
+    path.write_text(UNKNOWN)
+    kernel = import_module("unknown_file").kernel
+    assert [item.rule for item in lint_file(path) if item.kind.fails] == ["unknown-api"]
+    assert [item.rule for item in check_kernel(kernel) if item.kind.fails] == []
 
 
 def test_check_kernel_follows_wrappers_and_takes_code_without_source(kernels: Path) -> None:

@@ -26,7 +26,7 @@ _NAMED_CHANGES = (
 
 
 def names(scope: Scope) -> Iterator[Finding]:
-    """Names that are gone, deprecated or unknown."""
+    """Names that are gone, unsupported or deprecated."""
     for node in scope.nodes:
         name = scope.module.nki_name(node)
         if not name:
@@ -36,12 +36,19 @@ def names(scope: Scope) -> Iterator[Finding]:
                 change = table[name]
                 message = f"{_short(name)}: {change.what}"
                 yield scope.report(kind, rule, node, message, change.replacement)
-                break
-        else:
-            if not signatures.exists(name):
-                message = f"{_short(name)} is not part of NKI 0.6.0"
-                close = _closest(name.rpartition(".")[2], signatures.names(name.rpartition(".")[0]))
-                yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
+
+
+def unknown_names(scope: Scope) -> Iterator[Finding]:
+    """Names that the API does not have; harmless in a branch that is never taken."""
+    for node in scope.nodes:
+        name = scope.module.nki_name(node)
+        if not name or any(name in table for table, _, _ in _NAMED_CHANGES):
+            continue
+        if not signatures.exists(name):
+            owner, _, attribute = name.rpartition(".")
+            message = f"{_short(name)} is not part of NKI 0.6.0"
+            close = _closest(attribute, signatures.names(owner))
+            yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
 
 
 def keywords(scope: Scope) -> Iterator[Finding]:
@@ -221,6 +228,7 @@ def _closest(word: str, known: tuple[str, ...]) -> str:
 
 RULES: tuple[Rule, ...] = (
     names,
+    unknown_names,
     keywords,
     jit_options,
     missing_arguments,

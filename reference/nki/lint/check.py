@@ -30,6 +30,7 @@ LEVEL_1: tuple[Rule, ...] = (
     *register_rules.RULES,
     *api_rules.RULES,
 )
+BEFORE_RUN: tuple[Rule, ...] = tuple(r for r in LEVEL_1 if r is not api_rules.unknown_names)
 LEVEL_2: tuple[Rule, ...] = (
     *klr_statements.RULES,
     *klr_expressions.RULES,
@@ -60,7 +61,8 @@ def check_kernel(kernel: Callable[..., Any]) -> tuple[Finding, ...]:
     """Return the level 1 findings in a kernel and in the functions it reaches by name.
 
     Functions of other files are followed, except those of the interpreter and of Python. A function
-    whose source is not to be had gives no findings. Files are parsed once.
+    whose source is not to be had gives no findings. Files are parsed once. Names that the API does
+    not have are left to the run, which sees whether they are reached.
     """
     found: set[Finding] = set()
     seen: set[FunctionType] = set()
@@ -127,7 +129,7 @@ def _check_function(
     for node in module.code_nodes(function):
         if isinstance(node, ast.Name | ast.Attribute) and not module.nki_name(node):
             names.add(module.dotted(node))
-    findings = frozenset(_apply(module, function, LEVEL_1))
+    findings = frozenset(_apply(module, function, BEFORE_RUN))
     return findings, tuple(sorted(names - {""}))
 
 
