@@ -65,6 +65,13 @@ def test_boxes_of_one_tensor_overlap_as_their_index_ranges_do(
     assert overlaps(Footprint.of(a), Footprint.of(b)) == bool(touched(a) & touched(b))
 
 
+def test_a_pattern_that_steps_over_itself_is_compared_run_by_run() -> None:
+    twice = hbm(1, 1)._replace(shape=(2, 3), strides=(8, 8), itemsize=4)  # 0, 8, 16, 24
+    last = hbm(1, 1)._replace(offset=24)
+    assert overlaps(Footprint.of(twice), Footprint.of(last))
+    assert not overlaps(Footprint.of(twice), Footprint.of(last._replace(offset=28)))
+
+
 def test_heads_of_a_cache_row_by_row_do_not_meet() -> None:
     cache = hbm(4096, 2 * 128)
     first, second = part(cache, slice(0, 128)), part(cache, slice(128, 256))

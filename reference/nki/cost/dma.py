@@ -39,6 +39,13 @@ def _piece(a: int, b: int) -> int:
     return short if long % short == 0 else gcd(short, long)
 
 
+def _row_bytes(access: Access) -> int:
+    """Bytes of one contiguous row: of the innermost dimension."""
+    dims = access.free_dims
+    size, stride = dims[-1] if dims else (1, access.itemsize)
+    return size * access.itemsize if stride == access.itemsize else access.itemsize
+
+
 def _engines_of(access: Access) -> NDArray[np.int64]:
     """[partitions] engine that serves each partition."""
     partitions = access.partition + np.arange(access.num_partitions)
@@ -98,8 +105,8 @@ def _one_source(
     if dst.num_elements == 0:
         return 0, np.zeros(NUM_ENGINES)
     itemsize = max(src.itemsize, dst.itemsize)
-    # A transpose reads whole rows of its source; on the other side each element goes alone.
-    piece = src.run_bytes if record.transpose else _piece(src.run_bytes, dst.run_bytes)
+    # A transpose takes its source row by row; on the other side each element goes alone.
+    piece = _row_bytes(src) if record.transpose else _piece(src.run_bytes, dst.run_bytes)
     total = max(src.nbytes, dst.nbytes)
     piece = max(itemsize, min(piece, total))
     on_chip = dst if dst.on_chip else src
