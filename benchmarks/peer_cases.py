@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 _CORE = "test/integration/nkilib/core"
+_EXPERIMENTAL = "test/integration/nkilib/experimental"
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ PEERS = (
         f"{_CORE}/output_projection/test_output_proj_tkg.py",
         ("tkg_unit<B-4_nh-8_S-4_dh-",),
     ),
+    Peer("indexed_flatten", f"{_CORE}/subkernels/test_indexed_flatten.py"),
+    Peer("collectives", f"{_EXPERIMENTAL}/collectives/test_collectives.py"),
 )
 
 # Upstream tests in which both cores write the same bytes (each zeroes the whole output): reported,

@@ -108,7 +108,7 @@ def _run(
     tolerance: float = 1e-5,
 ) -> None:
     kernel = getattr(_load(path), function)
-    outputs = run_kernel(kernel, arguments, 1, comparison)
+    (outputs,) = run_kernel(kernel, [arguments], 1, comparison)
     expected = reference(*arguments)
     references = expected if isinstance(expected, tuple) else (expected,)
     for number, (actual, wanted) in enumerate(zip(outputs, references, strict=True)):
@@ -178,7 +178,7 @@ def _expect_refusal(path: Path, comparison: Comparison) -> None:
     kernel = _load(path).tensor_exp_kernel_
     image = np.ones((256, 512), np.float32)
     try:
-        run_kernel(kernel, [image], 1, comparison)
+        run_kernel(kernel, [[image]], 1, comparison)
     except Exception:  # any refusal will do
         return
     raise PeerMismatchError("accepted, although it has 256 partitions")

@@ -33,17 +33,22 @@ class InterpreterOrchestrator:
         compiler = kernel_under_test.compiler_input
         if compiler.platform_target.name not in _NEURON_CORES:
             pytest.skip(f"for {compiler.platform_target.value} only")
-        if not isinstance(kernel_under_test.kernel_input, dict):
-            pytest.skip("collective over several devices")
-        inputs = {
-            name.removesuffix(ALIAS_SUFFIX): value
-            for name, value in kernel_under_test.kernel_input.items()
-        }
-        outputs = run_kernel(
-            kernel_under_test.kernel_func, inputs, compiler.logical_nc_config, self.comparison
+        inference = getattr(kernel_under_test, "inference_args", None)
+        num_ranks = getattr(inference, "collective_ranks", 1)
+        golden = kernel_under_test.validation_args.golden_output
+        if getattr(golden, "golden", golden) is None:
+            pytest.skip("the test has no golden values")
+        results = run_kernel(
+            kernel_under_test.kernel_func,
+            [_of_rank(kernel_under_test.kernel_input, rank) for rank in range(num_ranks)],
+            compiler.logical_nc_config,
+            self.comparison,
         )
-        validation = kernel_under_test.validation_args
-        golden = getattr(validation.golden_output, "golden", validation.golden_output)
+        for rank, outputs in enumerate(results):
+            self._compare(kernel_under_test.validation_args, _of_rank(golden, rank), outputs)
+
+    def _compare(self, validation: Any, golden: Any, outputs: list[Any]) -> None:
+        golden = getattr(golden, "golden", golden)
         if len(outputs) < len(golden):
             raise PeerMismatchError(f"{len(outputs)} outputs for {list(golden)}")
         # A kernel may return more than its test looks at.
@@ -61,6 +66,14 @@ class InterpreterOrchestrator:
                     validation.absolute_accuracy,
                     self.comparison,
                 )
+
+
+def _of_rank(value: Any, rank: int) -> Any:
+    """Return the inputs or golden values of one rank; inputs lose their alias marks."""
+    value = value.for_rank(rank) if hasattr(value, "for_rank") else value
+    if isinstance(value, dict):
+        return {name.removesuffix(ALIAS_SUFFIX): item for name, item in value.items()}
+    return value
 
 
 class PeerPlugin:

@@ -12,7 +12,7 @@ from ..reference import nki
 from ..reference.nki.errors import CoreRaceError, UninitializedReadError
 from ..reference.nki.strict import strict
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 class PeerMismatchError(AssertionError):
@@ -44,11 +44,11 @@ class PeerResult:
 
 def run_kernel(
     kernel: Callable[..., Any],
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Sequence[Inputs],
     cores: int,
     comparison: Comparison,
-) -> list[npt.NDArray[Any]]:
-    """Run a kernel on copies of its inputs (by name or position), return its outputs in order.
+) -> list[list[npt.NDArray[Any]]]:
+    """Run a kernel on copies of the inputs of each rank and return each rank's outputs in order.
 
     A race between the two cores, or a read of elements that nothing has written, is noted in
     `comparison`, and the kernel then runs with that rule at "warn": such elements are NaN, so they
@@ -56,13 +56,11 @@ def run_kernel(
     """
     launch = kernel if hasattr(kernel, "__getitem__") else nki.jit(kernel)
 
-    def call() -> Any:
-        if isinstance(inputs, Mapping):
-            return launch[cores](**{name: _copy(value) for name, value in inputs.items()})
-        return launch[cores](*map(_copy, inputs))
+    def call() -> list[Any]:
+        return nki.run_ranks(launch[cores], [_copies(values) for values in inputs])
 
     try:
-        result = call()
+        results = call()
     except (CoreRaceError, UninitializedReadError) as error:
         race = isinstance(error, CoreRaceError)
         comparison.race = str(error) if race else ""
@@ -70,7 +68,17 @@ def run_kernel(
         levels: dict[str, Any] = {"core_race" if race else "uninitialized_read": "warn"}
         with strict(**levels), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = call()
+            results = call()
+    return [_arrays(result) for result in results]
+
+
+def _copies(values: Inputs) -> Inputs:
+    if isinstance(values, Mapping):
+        return {name: _copy(value) for name, value in values.items()}
+    return [_copy(value) for value in values]
+
+
+def _arrays(result: Any) -> list[npt.NDArray[Any]]:
     outputs = result if isinstance(result, tuple | list) else [result]
     return [np.asarray(output) for output in outputs if output is not None]
 
