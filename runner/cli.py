@@ -1,9 +1,11 @@
 """The command `segattn`: a table of sub-commands, each imported only when it is called.
 
 A sub-command is a function `main(argv) -> exit status`. 0: all done; 1: part of the work failed
-and the rest was done; 2: nothing was done, because of an argument, a file or a missing library.
+and the rest was done, or nobody read the output to its end; 2: nothing was done, because of an
+argument, a file or a missing library; 130: interrupted (Ctrl-C).
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from .extras import MissingExtraError
 
 PARTLY_FAILED = 1
 NOTHING_DONE = 2
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,18 @@ def main() -> None:
     if name not in COMMANDS:
         sys.exit(failure(f"no command {name!r}: must be one of {', '.join(COMMANDS)}"))
     try:
-        sys.exit(load(COMMANDS[name])(rest))
+        status = load(COMMANDS[name])(rest)
+        sys.stdout.flush()
     except MissingExtraError as error:
-        sys.exit(failure(str(error)))
+        status = failure(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        status = INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left; what is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = PARTLY_FAILED
+    sys.exit(status)
 
 
 def usage() -> str:

@@ -29,6 +29,17 @@ HUGGING_FACE_NAMES = TensorNames(
     },
 )
 
+SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
 
 def read_safetensors(folder: Path) -> Checkpoint:
     """Read a model. CheckpointError when a file is missing, broken or of an unsupported kind."""
@@ -71,6 +82,14 @@ def _config(settings: dict[str, Any]) -> LlamaConfig:
     }.items():
         if settings.get(key, allowed) != allowed:
             raise CheckpointError(f"config.json: {key}={settings[key]!r}, must be {allowed!r}")
+    for key in SIZES:
+        value = settings.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise CheckpointError(f"config.json: {key}={value!r}, must be an integer of at least 1")
+    for key in ("rope_theta", "rms_norm_eps"):
+        value = settings.get(key)
+        if value is not None and (type(value) not in (int, float) or not value > 0):
+            raise CheckpointError(f"config.json: {key}={value!r}, must be a number above 0")
     try:
         num_q_heads = settings["num_attention_heads"]
         return LlamaConfig(

@@ -5,7 +5,8 @@ status is 0 only if none failed. A trace that cannot be replayed at all counts a
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,19 +63,27 @@ def _compare(index: int, expected: Event, got: Event) -> Difference | None:
     return None
 
 
+def _problems(path: Path) -> Iterator[tuple[str, object]]:
+    """Name and first difference (or None) of each trace; a broken file ends with its error."""
+    try:
+        for trace in read_traces(path):
+            yield trace["id"], replay(trace)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        yield "is not a readable .jsonl.gz of traces", error
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of this module; the exit status."""
     parser = argparse.ArgumentParser(prog="segattn.scheduler.replay", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a .jsonl.gz of traces")
     passed = failed = 0
     for path in parser.parse_args(arguments).files:
-        for trace in read_traces(path):
-            difference = replay(trace)
-            if difference is None:
+        for name, problem in _problems(path):
+            if problem is None:
                 passed += 1
             else:
                 failed += 1
-                print(f"{path.name} {trace['id']}: {difference}")
+                print(f"{path.name} {name}: {problem}")
     print(f"{passed} passed, {failed} failed")
     return 0 if failed == 0 else 1
 

@@ -42,10 +42,13 @@ CONFIG_DEFAULTS: Mapping[str, Any] = {
 
 
 def read_traces(path: Path) -> Iterator[dict[str, Any]]:
-    """The traces of a .jsonl.gz file."""
+    """The traces of a .jsonl.gz file. ValueError for a line that is no trace."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+        for number, line in enumerate(lines, 1):
+            trace = json.loads(line)
+            if not isinstance(trace, dict) or "id" not in trace:
+                raise ValueError(f"line {number}: must be a JSON object with an 'id'")
+            yield trace
 
 
 def write_traces(path: Path, traces: Iterator[Mapping[str, Any]]) -> None:

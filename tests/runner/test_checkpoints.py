@@ -107,6 +107,9 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         ({"eos_token_id": None}, "key 'eos_token_id' is missing"),
         ({"vocab_size": 100}, r"'model.embed_tokens.weight' has shape \(320, 96\)"),
         ({"num_hidden_layers": 3}, r"tensor 'model.layers.2.input_layernorm.weight' is missing"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers='2', must be an integer of at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0, must be an integer of at least 1"),
+        ({"rope_theta": "big"}, "rope_theta='big', must be a number above 0"),
     ],
 )
 def test_a_hugging_face_folder_of_another_kind_is_refused(

@@ -1,6 +1,8 @@
 """The command itself: its table of sub-commands, help, `env` and wrong usage."""
 
 import importlib
+import os
+import subprocess
 import sys
 
 import pytest
@@ -64,3 +66,23 @@ def test_env_prints_versions_backend_and_model() -> None:
     assert facts["default model"].endswith("SmolLM2-135M-Instruct.Q4_1.gguf")
     assert "numpy " in facts["libraries (core)"]
     assert "nki absent" in facts["libraries (AWS SDK)"]
+
+
+def test_ctrl_c_ends_a_command_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("segattn.runner.env.main", interrupted)
+    result = segattn("env")
+    assert (result.status, result.err) == (130, "interrupted\n")
+
+
+def test_a_reader_that_leaves_early_gives_no_traceback() -> None:
+    command = [sys.executable, "-c", "from segattn.runner.cli import main; main()", "env"]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(write_end)
+    assert (result.returncode, result.stderr) == (1, "")

@@ -1,6 +1,7 @@
 """The command that replays traces: what it prints, and its exit status."""
 
 import copy
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,27 @@ def test_a_field_that_only_one_side_has_is_a_difference() -> None:
     difference = replay(trace)
     assert difference is not None
     assert (difference.index, difference.field, difference.expected) == (2, "alltok", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"plain text", "Not a gzipped file"),
+        (gzip.compress(b'{"id": "a"'), "delimiter"),
+        (gzip.compress(b"[1, 2]"), "line 1: must be a JSON object with an 'id'"),
+        (gzip.compress(b'{"id": "a"}\n' * 9)[:-9], "end-of-stream"),
+    ],
+)
+def test_a_file_that_cannot_be_read_fails_and_the_others_are_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
+) -> None:
+    good, bad = tmp_path / "good.jsonl.gz", tmp_path / "bad.jsonl.gz"
+    write_traces(good, iter([recorded()]))
+    if content is not None:
+        bad.write_bytes(content)
+    assert main([str(bad), str(good)]) == 1
+    out = capsys.readouterr().out
+    assert "bad.jsonl.gz is not a readable .jsonl.gz of traces: " in out
+    assert message in out
+    assert out.splitlines()[-1].startswith("1 passed, ")

@@ -1,0 +1,71 @@
+"""Dependencies go one way: reference <- kernels, scheduler <- runner <- benchmarks, tests."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {
+    "reference": ("reference",),
+    "kernels": ("kernels", "reference"),
+    "scheduler": ("scheduler", "reference.paging"),
+    "runner": ("runner", "scheduler", "kernels", "reference", "__version__"),
+    "benchmarks": ("benchmarks", "runner", "scheduler", "kernels", "reference", "__version__"),
+}
+"""What the files of a folder may import of the project."""
+SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """A file as it is called in messages."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(number of leading dots, module) of everything that a file imports, wherever it does.
+
+    A relative module is spelled from the root of the package: `..kernels` in runner is `kernels`.
+    """
+    folder = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = list(folder[: len(folder) - node.level + 1]) if node.level else []
+            for alias in node.names:
+                yield node.level, ".".join([*above, *filter(None, [node.module]), alias.name])
+
+
+def is_within(module: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a module is one of the allowed names or lies below one."""
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_source_imports_only_what_lies_below_it(path: Path) -> None:
+    allowed = MAY_IMPORT[path.relative_to(ROOT).parts[0]]
+    wrong = [module for level, module in imports(path) if level and not is_within(module, allowed)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_source_names_no_module_of_the_package_absolutely(path: Path) -> None:
+    assert not [module for _, module in imports(path) if is_within(module, ("segattn",))]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_a_test_imports_the_package_under_its_name(path: Path) -> None:
+    relative = [module for level, module in imports(path) if level]
+    assert all(is_within(module, ("tests",)) for module in relative)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_only_the_backend_imports_the_real_nki(path: Path) -> None:
+    if name_of(path) == "kernels/backend.py":
+        return
+    assert not [
+        module for level, module in imports(path) if not level and is_within(module, ("nki",))
+    ]
