@@ -47,21 +47,21 @@ def _captured() -> Iterator[list[CapturedLaunch]]:
     captured: list[CapturedLaunch] = []
     original = launch.run
 
-    def run(kernel: Any, *args: Any) -> Any:
+    def run(kernel: Any, lnc: int, *args: Any) -> Any:
         function = kernel.function
         bound = signature(function).bind(*args)
         copies = {
             name: value.copy() if isinstance(value, np.ndarray) else value
             for name, value in bound.arguments.items()
         }
-        results = original(kernel, *args)
+        results = original(kernel, lnc, *args)
         arrays = results if isinstance(results, tuple) else (results,)
         module = function.__module__.removeprefix(f"{__package__.rpartition('.')[0]}.")
         captured.append(
             CapturedLaunch(
                 f"{module}:{function.__name__}",
                 copies,
-                kernel.num_cores,
+                lnc,
                 tuple(np.array(array) for array in arrays),
             )
         )

@@ -24,9 +24,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
-
+from ..runner.extras import MissingExtraError
 from .mutations import mutations_of
+
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    raise MissingExtraError("pytest", "test") from error
 
 PACKAGE = "segattn.scheduler"
 NOT_MUTATED = {

@@ -12,19 +12,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from vllm import config as vllm_config
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
-
+from ..runner.extras import MissingExtraError
 from ..scheduler import NeuronPolicy, SchedulerConfig
 from ..scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
+
+try:
+    import torch
+    from vllm import config as vllm_config
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+except ModuleNotFoundError as error:
+    raise MissingExtraError(str(error.name), "vllm") from error
 
 KINDS: dict[str, type[Any]] = {
     "base": Scheduler,
