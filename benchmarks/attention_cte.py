@@ -171,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
         help="model the published dense shape too, from shorter runs (minutes)",
     )
     made.add_argument(
-        "--dense-whole", action="store_true", help="model that shape in one run (an hour)"
+        "--dense-whole", action="store_true", help="model that shape in one run (longer)"
     )
     made.add_argument("--json", type=Path, help="write the results here")
     return made
