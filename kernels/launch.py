@@ -222,7 +222,7 @@ def paged_decode(
     tables = used_blocks("block_tables", tables, lengths, k_rows, segment // block_size)
     out = run(
         paged_decode_kernel, lnc, q_, _device_fp8(k_rows), _device_fp8(v_rows), tables,
-        lengths[None], queries[None], segment, check_scale(scale, head_dim),
+        lengths[None], np.ascontiguousarray(queries[None]), segment, check_scale(scale, head_dim),
         check_window(sliding_window), check_sinks(_optional(kind, sinks), num_q_heads),
         check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
@@ -273,8 +273,11 @@ def _check_bound(softmax: str, flags: Array) -> None:
 
 
 def _optional(kind: ArrayKind, value: Any) -> Any:
-    """An optional argument: None and numbers as they are, arrays as NumPy."""
-    return value if value is None or isinstance(value, (int, float)) else kind.read(value)
+    """An optional argument as a NumPy array of its own shape; None as it is."""
+    if value is None:
+        return None
+    is_foreign = hasattr(value, "device") and not isinstance(value, (np.ndarray, np.generic))
+    return kind.open_cache(value) if is_foreign else np.asarray(value)
 
 
 def _device_fp8(cache: Array) -> Array:

@@ -32,7 +32,7 @@ SOFTMAX_MODES = ("auto", "bounded", "exact")
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
     """`value` is one of `allowed`."""
-    if value not in allowed:
+    if isinstance(value, np.ndarray) or value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, allowed))}")
 
 
@@ -116,7 +116,10 @@ def check_count(name: str, value: SupportsIndex, most: int) -> int:
 
 def check_scale(scale: float | None, head_dim: int) -> float:
     """The softmax scale: finite and positive; None is 1 / sqrt(head_dim)."""
-    value = head_dim**-0.5 if scale is None else float(scale)
+    try:
+        value = head_dim**-0.5 if scale is None else float(scale)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"scale={scale!r}: must be a number, or None") from error
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"scale={scale}: must be positive and finite")
     return value
@@ -172,7 +175,10 @@ def check_cache_scale(name: str, scale: Any, cache: Array) -> Array | None:
         if cache.dtype in FP8_DTYPES:
             raise ValueError(f"{name}=None: an fp8 cache needs a number or [{num_kv_heads}]")
         return None
-    values = np.asarray(scale, np.float32)
+    try:
+        values = np.asarray(scale, np.float32)
+    except ValueError as error:
+        raise ValueError(f"{name}={scale}: must be a number or [{num_kv_heads}]") from error
     if values.shape not in ((), (num_kv_heads,)):
         raise ValueError(f"{name}: shape {values.shape} must be () or ({num_kv_heads},)")
     if not ((values >= SMALLEST_SCALE) & (values <= 1 / SMALLEST_SCALE)).all():

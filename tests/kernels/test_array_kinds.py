@@ -32,6 +32,15 @@ def test_arrays_of_two_kinds_are_refused_by_name() -> None:
         padded_prefill(**arrays, num_tokens=5)
 
 
+@pytest.mark.parametrize("scale", [2, 2.0, np.float32(2), np.array(2, np.float32), [2.0]])
+def test_a_scale_may_be_any_number_or_one_per_kv_head(scale: Any) -> None:
+    arrays = call(np.float32)
+    del arrays["q"]
+    arrays["k"][:, :5] = 8.0
+    k_cache, _ = write_kv_cache(**arrays, k_scale=scale)
+    assert (k_cache[0, 0, 3:8] == 4.0).all()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_torch_tensors_are_taken_and_caches_change_in_place(dtype: Any) -> None:
     torch = pytest.importorskip("torch", reason="the torch extra is not installed")
@@ -55,6 +64,9 @@ def test_torch_tensors_are_taken_and_caches_change_in_place(dtype: Any) -> None:
     for name in ("k_cache", "v_cache"):
         written = expected_arrays[name].astype(np.float32)
         np.testing.assert_array_equal(values(tensors[name]), written)
+    ones = {"k_scale": torch.ones(()), "v_scale": torch.ones(1)}
+    again, _, _ = padded_prefill(**tensors, num_tokens=5, **ones)
+    np.testing.assert_array_equal(values(again), values(out))
     with pytest.raises(ValueError, match="k: a numpy array, must be torch as q"):
         padded_prefill(**{**tensors, "k": expected_arrays["k"]}, num_tokens=5)
 

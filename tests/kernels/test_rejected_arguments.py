@@ -75,11 +75,14 @@ EVERYWHERE: list[tuple[str, Any, str]] = [
 ATTENTION: list[tuple[str, Any, str]] = [
     ("scale", 0.0, "scale=0.0: must be positive and finite"),
     ("scale", float("nan"), "scale=nan: must be positive and finite"),
+    ("scale", "half", "scale='half': must be a number, or None"),
+    ("scale", zeros(2), "scale=array.*: must be a number, or None"),
     ("softmax", "fast", "softmax='fast': must be one of auto, "),
     ("lnc", 3, "lnc=3: must be one of 1, 2"),
     ("sliding_window", 0, "sliding_window=0: must be at least 1, or None"),
     ("sliding_window", 2.5, "sliding_window=2.5: must be an integer"),
     ("sinks", zeros(3), r"sinks: shape \(3,\) must be \(4\)"),
+    ("sinks", 1.0, r"sinks: shape \(\) must be \(4\)"),
     ("sinks", np.zeros(H), "sinks: dtype float64 must be float32"),
     ("sinks", zeros(H) + np.inf, "sinks=.* must be below infinity"),
     ("sinks", zeros(H) * np.nan, "sinks=.* must be below infinity"),
@@ -87,6 +90,7 @@ ATTENTION: list[tuple[str, Any, str]] = [
 SCALES: list[tuple[str, Any, str]] = [
     ("k_scale", 0.0, "k_scale=0.0: must be within 1e-06..1e"),
     ("v_scale", -0.5, "v_scale=-0.5: must be within 1e-06..1e"),
+    ("k_scale", "a", r"k_scale=a: must be a number or \[2\]"),
     ("k_scale", float("nan"), "k_scale=nan: must be within 1e-06..1e"),
     ("v_scale", zeros(3), r"v_scale: shape \(3,\) must be \(\) or \(2,\)"),
 ]
@@ -124,6 +128,7 @@ DECODE: list[tuple[str, Any, str]] = [
     ("q", zeros(2, H, 65, D), "q: 2 query heads per KV head times T=65 must be at most 128"),
     ("q", zeros(2, 3, 1, D), "num_q_heads=3 must be a positive multiple of num_kv_heads=2"),
     ("query_lens", ints(2, 0), "query_lens=2: must be within 0..1"),
+    ("query_lens", 1, r"query_lens: shape \(\) must be \(2\)"),
     ("query_lens", ints(1), r"query_lens: shape \(1,\) must be \(2\)"),
     ("context_lens", ints(33, 0), "context_lens=33: must be within 0..32"),
     ("context_lens", ints(-1, 0), "context_lens=-1: must be within 0..32"),
