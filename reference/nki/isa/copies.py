@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import FLOATS, INTEGERS, NUMPY, cast
+from ..dtypes import FLOATS, INTEGERS, NUMPY, Array, cast
 from ..errors import NkiValidationError
 from ..records import Engine
 from ..regions import ON_CHIP, PSUM
@@ -15,6 +15,7 @@ from .elementwise import choose_engine, signature
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, put, raw, target
 from .legacy import hides_dtype, ignore_dtype
+from .movement import move_written_part
 from .operands import (
     check_destination,
     check_not_both_psum,
@@ -44,6 +45,8 @@ def tensor_copy(
     if dtype is not None:
         ignore_dtype(me, dtype)
     chosen, same = plan
+    if not src.storage.written and move_written_part(dst, src, me, _as_it_is):
+        return finish(chosen, "tensor_copy", (dst,), (src,))
     values = raw(src, me, "src") if same else fp32(src, me, "src")
     shape = dst.v.layout.shape
     if values.shape != shape:
@@ -53,6 +56,10 @@ def tensor_copy(
     else:
         put(dst, values, me)
     return finish(chosen, "tensor_copy", (dst,), (src,))
+
+
+def _as_it_is(values: Array) -> Array:
+    return values
 
 
 def _plan_copy(me: str, dst: Any, src: Any, wanted: engine) -> tuple[Engine, bool]:

@@ -134,6 +134,9 @@ def put_where(t: NkiTensor, values: Array, valid: Array, instruction: str) -> No
     storage = t.storage
     if storage.watch is not None:
         storage.watch.before_write(storage, view, instruction)
+    psum = storage.psum
+    if psum is not None and psum.any_sum:
+        psum.overwrite(view, storage)
     np.copyto(view.array, values, where=valid)
     if not storage.written:
         storage.writes.map_of(storage, view)[valid] = 0

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..layout import Layout
 from ..tensor import NkiTensor
 from .enums import NkiInstruction
 from .execute import finish, put, raw, target
+from .movement import nothing_to_move
 from .operands import SBUF_ONLY, allowed_starts, check_destination, check_tile
 
 PARTITIONS_PER_CORE: Final = 16
@@ -145,25 +145,29 @@ def nc_stream_shuffle(
     wanted = np.array([p - p % QUADRANT + mask[p % QUADRANT] for p in rows], np.int64)
     if not rows:
         return finish("vector", "nc_stream_shuffle", (dst,), (src,))
-    values = _partitions(me, src, int(wanted.max()) + 1)[wanted].copy()
-    view = target(dst, me) if len(rows) == out.partitions else None
-    if view is not None:
-        view.array[...] = values.reshape(out.shape)
-    else:
-        for i, p in enumerate(rows):
-            put(dst[p : p + 1], values[i].reshape((1, *out.shape[1:])), me)
+    if len(rows) == out.partitions and src.storage.written:
+        values = raw(_partitions(me, src, 0, int(wanted.max()) + 1), me, "src")[wanted]
+        target(dst, me).array[...] = values.reshape(out.shape)
+        return finish("vector", "nc_stream_shuffle", (dst,), (src,))
+    moved = []
+    for p, q in zip(rows, wanted.tolist(), strict=True):
+        row = _partitions(me, src, q, q + 1)
+        if not nothing_to_move(dst[p : p + 1], row):
+            moved.append((p, raw(row, me, "src").reshape((1, *out.shape[1:])).copy()))
+    for p, values in moved:
+        put(dst[p : p + 1], values, me)
     return finish("vector", "nc_stream_shuffle", (dst,), (src,))
 
 
-def _partitions(me: str, src: NkiTensor, num: int) -> Array:
-    """The first `num` partitions from the start of src, also beyond the view in its tile."""
+def _partitions(me: str, src: NkiTensor, first: int, end: int) -> NkiTensor:
+    """Partitions first .. end - 1 from the start of src, also beyond the view in its tile."""
     layout = src.v.layout
-    if num <= layout.partitions:
-        return raw(src[:num], me, "src")
+    if end <= layout.partitions:
+        return src[first:end]
     below = src.storage.nbytes // src.storage.row_bytes - src.offset // layout.row
-    if num > below:
+    if end > below:
         raise NkiValidationError(
-            f"{me}: shuffle_mask reads partition {num - 1} of src, beyond the {below} of its tile"
+            f"{me}: shuffle_mask reads partition {end - 1} of src, beyond the {below} of its tile"
         )
-    wide = src.derive((num, *layout.shape[1:]), (layout.row, *layout.strides[1:]), src.offset)
-    return raw(wide, me, "src")
+    shape, strides = (end - first, *layout.shape[1:]), (layout.row, *layout.strides[1:])
+    return src.derive(shape, strides, src.offset + first * layout.row)

@@ -13,6 +13,7 @@ from ..tensor import NkiTensor
 from .enums import NkiInstruction
 from .execute import finish, fp32, put, raw
 from .gathers import PARTITIONS_PER_CORE
+from .movement import nothing_to_move
 from .operands import SBUF_ONLY, check_destination, check_tile
 
 _COUNTED: Final = frozenset({"float32", "int32"})
@@ -101,6 +102,8 @@ def nonzero_with_count(
             f"{source.free + 1} elements"
         )
     for p in range(0, source.partitions, PARTITIONS_PER_CORE):
+        if nothing_to_move(dst[p : p + 1], src[p : p + 1]):
+            continue  # it takes all of 0, 16, .., whether or not the kernel uses them
         x = raw(src[p : p + 1], me, "src").reshape(-1)
         found = np.flatnonzero(x)
         row = np.full(out.free, int(padding_val), np.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, matmul_perf_mode
 from .execute import account, fp32, handed_over, put, raw, view_of
+from .movement import move_written_part
 from .operands import PSUM_ONLY, SBUF_ONLY, check_destination, check_tile
 
 _INPUTS: Final = frozenset(
@@ -79,9 +80,11 @@ def nc_matmul(
         plan = _plan(me, dst, stationary, moving, is_transpose, tile_position, tile_size, perf_mode)
         _plans[key] = plan
     if is_transpose:
-        values = raw(stationary, me, "stationary").reshape(plan.k, plan.m).T
         _check_identity(me, raw(moving, me, "moving").reshape(plan.k, plan.n))
-        put(dst, values.reshape(dst.v.layout.shape), me)
+        turned = partial(_turned, plan.k, plan.m)
+        if stationary.storage.written or not move_written_part(dst, stationary, me, turned):
+            values = turned(raw(stationary, me, "stationary"))
+            put(dst, values.reshape(dst.v.layout.shape), me)
     else:
         left = fp32(stationary, me, "stationary")
         right = fp32(moving, me, "moving")
@@ -149,6 +152,10 @@ def _accumulate(
     if not view.known:
         storage.note_write(view)
     psum.add_group(view, storage)
+
+
+def _turned(rows: int, columns: int, values: Array) -> Array:
+    return values.reshape(rows, columns).T
 
 
 def _check_identity(me: str, moving: Array) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..records import Engine
 from ..regions import PSUM, SBUF
@@ -12,6 +13,7 @@ from .elementwise import signature
 from .enums import NkiInstruction, engine
 from .execute import finish, put, raw
 from .matmul import MAX_ROWS
+from .movement import move_written_part
 from .operands import check_destination, check_tile
 
 MAX_VECTOR = 32
@@ -31,10 +33,13 @@ def nc_transpose(
     chosen = _transposes.get(key)
     if chosen is None:
         chosen = _transposes[key] = _plan_transpose(me, dst, data, engine)
-    layout = data.v.layout
-    values = raw(data, me, "data").reshape(layout.partitions, layout.free).T
-    put(dst, values.reshape(dst.v.layout.shape), me)
+    if data.storage.written or not move_written_part(dst, data, me, _turned):
+        put(dst, _turned(raw(data, me, "data")).reshape(dst.v.layout.shape), me)
     return finish(chosen, "nc_transpose", (dst,), (data,))
+
+
+def _turned(values: Array) -> Array:
+    return values.reshape(len(values), -1).T
 
 
 def _plan_transpose(me: str, dst: Any, data: Any, wanted: engine) -> Engine:
