@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from segattn.reference import attention
 from segattn.runner.cli import COMMANDS
@@ -33,6 +34,17 @@ def test_every_make_target_and_command_in_it_exists() -> None:
         assert command in COMMANDS, command
 
 
-def test_every_link_to_a_file_in_it_exists() -> None:
-    for link in re.findall(r"\]\((?!http)([^)]+)\)", README):
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda p: p.name
+)
+def test_every_link_to_a_file_exists(page: Path) -> None:
+    for link in re.findall(r"\]\((?!http)([^)#]+\.\w+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_page_is_linked_from_the_readme_or_from_a_page_that_it_links() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", README))
+    for link in sorted(linked):
+        text = (ROOT / link).read_text(encoding="utf-8")
+        linked |= {f"docs/{name}" for name in re.findall(r"\]\(([a-z_]+\.md)", text)}
+    assert linked == {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")}
