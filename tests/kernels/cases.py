@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 Array = npt.NDArray[Any]
 
 TOLERANCE = {
-    np.dtype(np.float32): 3e-6,
+    np.dtype(np.float32): 1e-5,
     np.dtype(np.float16): 2e-3,
     np.dtype(ml_dtypes.bfloat16): 1.2e-2,
 }
-"""Relative L2 error against float64 that rounding of weights and results explains."""
+"""Relative L2 error against float64 that rounding of weights, results and, with scores of some 50,
+of the scores themselves explains."""
 
 dtypes = st.sampled_from([np.float32, ml_dtypes.bfloat16, np.float16])
 head_dims = st.sampled_from([64, 128, 32, 80, 96, 256])

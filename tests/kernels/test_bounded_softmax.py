@@ -156,6 +156,8 @@ def hostile(name: str, q: Array, k: Array, v: Array, k_cache: Array, v_cache: Ar
         k[0, 2] = (aligned * 400).astype(k.dtype)
     elif name == "orthogonal outlier in the chunk":
         k[0, 2] = (orthogonal * 4000).astype(k.dtype)
+    elif name == "sums at the edge of the range":
+        k[0, 2] = (orthogonal * 110).astype(k.dtype)
     elif name == "late outlier in the chunk":
         k[0, 120] = (aligned * 4000).astype(k.dtype)
     elif name == "constant scores":
@@ -177,6 +179,7 @@ FLAGGED = {
     "orthogonal outlier in the prior": None,
     "aligned outlier in the chunk": None,
     "orthogonal outlier in the chunk": True,
+    "sums at the edge of the range": True,
     "late outlier in the chunk": True,
     "constant scores": False,
     "scores of -1e30": True,
