@@ -87,6 +87,19 @@ def test_a_long_prefill_threshold_bounds_the_chunks() -> None:
     assert summary(plan)["prefill"] == [128]
 
 
+def test_a_chunk_shorter_than_a_block_leaves_more_to_compute_than_a_hit() -> None:
+    # 17 known tokens: 13 are left behind a chunk of 4, but only 1 behind a hit of 16.
+    buckets = [1, 2, 4]
+    plan = CompilePlan(
+        config(max_num_batched_tokens=4, max_model_len=18, num_batched_tokens_buckets=buckets)
+    )
+    assert summary(plan)["segmented_prefill"] == buckets
+
+
+def test_the_token_budget_bounds_the_decode_batch() -> None:
+    assert summary(CompilePlan(config(max_num_scheduled_tokens=2)))["decode"] == [1, 2]
+
+
 def test_the_cache_bounds_the_decode_batch() -> None:
     assert summary(CompilePlan(config(), max_decode_seqs=2))["decode"] == [1, 2]
 

@@ -187,6 +187,14 @@ def test_a_bad_request_is_refused_and_others_go_on(request_: Request, message: s
     assert tokens(engine) == {"taken": EXPECTED["r17"], "r3": EXPECTED["r3"]}
 
 
+def test_what_the_documented_policy_would_accept_is_refused_before_the_scheduler() -> None:
+    engine = Engine(MODEL, config(num_blocks=8), policy=NeuronPolicy.documented())
+    for prompt, message in (([1] * 128, "max_model_len=128"), ([1] * 127, "needs 8 KV blocks")):
+        with pytest.raises(RequestError, match=message):
+            engine.add_request(Request("r", prompt, 4))
+    assert not engine.has_requests()
+
+
 def test_an_id_of_a_finished_request_stays_taken() -> None:
     engine = Engine(MODEL, config())
     serve(engine, ["r3"])

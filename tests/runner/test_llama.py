@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from segattn.runner.llama import Llama, apply_rope, rms_norm, rope_tables, silu
-from segattn.runner.plain_forward import compare_with_plain, dense_causal_attention, plain_logits
+from segattn.runner.plain_forward import (
+    Comparison,
+    compare_with_plain,
+    dense_causal_attention,
+    plain_logits,
+)
 
 from .random_model import CONFIG, random_model, random_weights
 
@@ -93,6 +98,11 @@ def test_comparison_reports_the_difference_margin_and_agreement() -> None:
     assert not other.tokens_agree
     both = same | other
     assert (both.num_tokens, both.tokens_agree) == (2, False)
+
+
+def test_comparisons_add_up_to_the_worst_of_both() -> None:
+    first, second = Comparison(1, 0.1, 0.5, True), Comparison(2, 0.3, 0.2, True)
+    assert first | second == second | first == Comparison(3, 0.3, 0.2, True)
 
 
 def test_bfloat16_rounds_weights_and_activations() -> None:
