@@ -18,14 +18,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..reference.nki.cost.constants import BASE, variant
-from ..reference.nki.cost.result import Evaluator
-from ..reference.nki.install import install
-from ..reference.nki.trace import Trace
-from ..runner.extras import MissingExtraError
-from .modelled import model, public_functions, record
-from .targets import TARGETS
-from .workloads import Array, Prefill
+from segattn.benchmarks.modelled import model, public_functions, record
+from segattn.benchmarks.targets import TARGETS
+from segattn.benchmarks.workloads import Array, Prefill
+from segattn.reference.nki.cost.constants import BASE, variant
+from segattn.reference.nki.cost.result import Evaluator
+from segattn.reference.nki.install import install
+from segattn.reference.nki.trace import Trace
+from segattn.runner.extras import MissingExtraError
 
 try:
     from rich.console import Console

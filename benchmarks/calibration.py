@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..reference.nki.cost.constants import BASE
-from ..reference.nki.cost.result import CostResult
-from . import calibration_streams as streams
-from .calibration_attention import causal_ns, dense_ns
-from .streams import hbm, tile
+from segattn.benchmarks import calibration_streams as streams
+from segattn.benchmarks.calibration_attention import causal_ns, dense_ns
+from segattn.benchmarks.streams import hbm, tile
+from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.nki.cost.result import CostResult
 
 MATMUL = "NKI kernel optimisation tutorial, fp32 4096x8192x8192 on trn2"
 DMA = "NKI DMA overview, profile figures"

@@ -7,10 +7,10 @@ order, from its description; sources are in `calibration.py`.
 from collections.abc import Callable
 from functools import cache
 
-from ..reference.nki.cost.constants import BASE
-from ..reference.nki.cost.result import CostResult
-from ..reference.nki.records import Access
-from .streams import Stream, bank, hbm, part, tile
+from segattn.benchmarks.streams import Stream, bank, hbm, part, tile
+from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.nki.cost.result import CostResult
+from segattn.reference.nki.records import Access
 
 FP32 = "float32"
 M, N, K = 4096, 8192, 8192

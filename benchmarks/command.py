@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..runner.cli import NOTHING_DONE, Command, failure, load
+from segattn.runner.cli import NOTHING_DONE, Command, failure, load
 
 BENCHMARKS = {
     "kernels": Command(

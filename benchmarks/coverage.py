@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .api_data import API_PATH, MODULES
-from .api_pins import Pins, read_pins
+from segattn.benchmarks.api_data import API_PATH, MODULES
+from segattn.benchmarks.api_pins import Pins, read_pins
 
 ROOT = Path(__file__).resolve().parents[1]
 DOC_PATH = ROOT / "docs" / "nki_coverage.md"

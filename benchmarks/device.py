@@ -43,7 +43,7 @@ class Timing:
 def require_device() -> None:
     """DeviceError unless a Neuron device and AWS's nki are there."""
     # Imported late: this module must not choose the backend of the process that imports it.
-    from ..kernels.backend import SDK_HINT, aws_nki, neuron_device_present
+    from segattn.kernels.backend import SDK_HINT, aws_nki, neuron_device_present
 
     if not neuron_device_present():
         raise DeviceError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .device import load_call, save_arrays
+from segattn.benchmarks.device import load_call, save_arrays
 
 
 def main(folder: Path) -> None:

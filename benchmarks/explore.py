@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import Pool
 
-from ..reference.paging import default_buckets, num_blocks_for
-from ..runner.cli import PARTLY_FAILED
-from ..scheduler import NeuronPolicy, SchedulerConfig
-from .explorer import Action, Exploration, World, explore, perform
+from segattn.benchmarks.explorer import Action, Exploration, World, explore, perform
+from segattn.reference.paging import default_buckets, num_blocks_for
+from segattn.runner.cli import PARTLY_FAILED
+from segattn.scheduler import NeuronPolicy, SchedulerConfig
 
 POLICIES = {
     "default": tuple(

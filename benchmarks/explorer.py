@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from ..scheduler import (
+from segattn.benchmarks.clone import Cloner
+from segattn.benchmarks.neuron_invariants import Before, broken_block_rules, broken_step_rules
+from segattn.scheduler import (
     IntegrityError,
     ModelRunnerOutput,
     NeuronAsyncScheduler,
@@ -25,9 +27,7 @@ from ..scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
-from ..scheduler.policy import check_schedulable
-from .clone import Cloner
-from .neuron_invariants import Before, broken_block_rules, broken_step_rules
+from segattn.scheduler.policy import check_schedulable
 
 TOKEN, END = 1, 2
 

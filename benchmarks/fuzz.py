@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..reference.scheduler_state import NeuronRules
-from ..runner.cli import PARTLY_FAILED
-from ..runner.extras import MissingExtraError
-from ..scheduler.trace import write_traces
-from .fuzz_coverage import FEATURES, Coverage
-from .fuzz_machine import KINDS, SchedulerMachine, machine
-from .fuzz_shrink import shrink
-from .fuzz_strategies import default_policies
+from segattn.benchmarks.fuzz_coverage import FEATURES, Coverage
+from segattn.benchmarks.fuzz_machine import KINDS, SchedulerMachine, machine
+from segattn.benchmarks.fuzz_shrink import shrink
+from segattn.benchmarks.fuzz_strategies import default_policies
+from segattn.reference.scheduler_state import NeuronRules
+from segattn.runner.cli import PARTLY_FAILED
+from segattn.runner.extras import MissingExtraError
+from segattn.scheduler.trace import write_traces
 
 from hypothesis import HealthCheck, Phase, seed, settings  # isort: skip - after fuzz_strategies
 from hypothesis import strategies as st  # isort: skip

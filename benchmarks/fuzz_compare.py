@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..reference.scheduler_state import NeuronRules, Pause
-from ..reference.scheduler_trace import Event, ModelTrace, rules_of_trace
-from ..scheduler.trace import TraceDriver
+from segattn.reference.scheduler_state import NeuronRules, Pause
+from segattn.reference.scheduler_trace import Event, ModelTrace, rules_of_trace
+from segattn.scheduler.trace import TraceDriver
 
 Trace = dict[str, Any]
 

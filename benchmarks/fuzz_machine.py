@@ -7,10 +7,10 @@ At the end all requests are served; under the default Neuron rules that must com
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ..reference.scheduler_trace import Event
-from .fuzz_compare import Comparison, Trace, is_error
-from .fuzz_coverage import Coverage
-from .fuzz_strategies import TOKENS, configs, requests, sampled_tokens
+from segattn.benchmarks.fuzz_compare import Comparison, Trace, is_error
+from segattn.benchmarks.fuzz_coverage import Coverage
+from segattn.benchmarks.fuzz_strategies import TOKENS, configs, requests, sampled_tokens
+from segattn.reference.scheduler_trace import Event
 
 from hypothesis import strategies as st  # isort: skip
 from hypothesis.stateful import (  # isort: skip - after fuzz_strategies, which names the extra

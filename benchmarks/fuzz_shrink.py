@@ -6,7 +6,7 @@ Works on the inputs alone and runs both sides again for every attempt, so it tak
 from collections.abc import Iterator
 from typing import Any
 
-from .fuzz_compare import Comparison, Trace, rerun
+from segattn.benchmarks.fuzz_compare import Comparison, Trace, rerun
 
 REQUIRED = (
     "max_num_seqs",

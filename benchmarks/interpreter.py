@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels import segmented_attention
-from ..reference import nki
-from ..reference.nki.trace import Trace
+from segattn.kernels import segmented_attention
+from segattn.reference import nki
+from segattn.reference.nki.trace import Trace
 
 Array = npt.NDArray[Any]
 ATTENTION_LIMIT = 4.0

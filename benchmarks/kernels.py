@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
-from ..reference.nki.cost.perfetto import write_perfetto
-from ..runner.extras import MissingExtraError
-from .device import ITERATIONS, DeviceError
-from .kernels_on_device import run_measured
-from .modelled import COLUMNS, Modelled, model, public_functions, record
-from .targets import PADDED, PADDING_LIMIT, TARGETS, Target
+from segattn import __version__
+from segattn.benchmarks.device import ITERATIONS, DeviceError
+from segattn.benchmarks.kernels_on_device import run_measured
+from segattn.benchmarks.modelled import COLUMNS, Modelled, model, public_functions, record
+from segattn.benchmarks.targets import PADDED, PADDING_LIMIT, TARGETS, Target
+from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
+from segattn.reference.nki.cost.perfetto import write_perfetto
+from segattn.runner.extras import MissingExtraError
 
 try:
     from rich.console import Console
@@ -111,7 +111,7 @@ def run_modelled(arguments: argparse.Namespace) -> int:
             highlight=False,
         )
         if arguments.stalls or arguments.path:
-            from .cost_report import print_summary
+            from segattn.benchmarks.cost_report import print_summary
 
             for result in results:
                 print_summary(result, arguments.stalls, arguments.path)

@@ -17,12 +17,19 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
-from ..reference.nki.cost.constants import BASE
-from .device import Timing, compile_and_run, measure, profile, require_device, save_call
-from .modelled import Functions, public_functions
-from .targets import Target
-from .workloads import Workload
+from segattn import __version__
+from segattn.benchmarks.device import (
+    Timing,
+    compile_and_run,
+    measure,
+    profile,
+    require_device,
+    save_call,
+)
+from segattn.benchmarks.modelled import Functions, public_functions
+from segattn.benchmarks.targets import Target
+from segattn.benchmarks.workloads import Workload
+from segattn.reference.nki.cost.constants import BASE
 
 TOLERANCE = 1e-2
 """Relative L2 error allowed between device and interpreter: bf16 results of both."""
@@ -43,7 +50,7 @@ class CapturedLaunch:
 @contextmanager
 def _captured() -> Iterator[list[CapturedLaunch]]:
     """Collects the launches of host functions called inside."""
-    launch = import_module("...kernels.launch", __name__)
+    launch = import_module("segattn.kernels.launch")
     captured: list[CapturedLaunch] = []
     original = launch.run
 

@@ -5,7 +5,7 @@ loop, so that the time of two runs with different counts gives the cost of one. 
 are small; the result of the last repetition is written out so that nothing can be dropped.
 """
 
-from ..kernels.backend import nisa, nki, nl
+from segattn.kernels.backend import nisa, nki, nl
 
 PARTITIONS = 128
 

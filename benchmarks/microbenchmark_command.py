@@ -15,12 +15,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..reference.nki.cost.constants import BASE, CostConstants
-from ..reference.nki.cost.result import evaluate
-from ..reference.nki.trace import Trace
-from .device import DeviceError, compile_and_run, measure, require_device, save_call
-from .microbenchmarks import (
+from segattn import __version__
+from segattn.benchmarks.device import (
+    DeviceError,
+    compile_and_run,
+    measure,
+    require_device,
+    save_call,
+)
+from segattn.benchmarks.microbenchmarks import (
     FINDINGS,
     KERNELS,
     SHEET,
@@ -28,6 +31,9 @@ from .microbenchmarks import (
     Array,
     Experiment,
 )
+from segattn.reference.nki.cost.constants import BASE, CostConstants
+from segattn.reference.nki.cost.result import evaluate
+from segattn.reference.nki.trace import Trace
 
 Runner = Callable[[str, str, Arguments], float]
 """(kernel, name of the run, arguments) -> ns."""

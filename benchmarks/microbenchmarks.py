@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.nki.cost.constants import BASE
+from segattn.reference.nki.cost.constants import BASE
 
 Array = NDArray[Any]
 Arguments = dict[str, Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants, variant
-from ..reference.nki.cost.result import CostResult, Evaluator
-from ..reference.nki.trace import Launch, Trace
-from .workloads import Workload
+from segattn.benchmarks.workloads import Workload
+from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants, variant
+from segattn.reference.nki.cost.result import CostResult, Evaluator
+from segattn.reference.nki.trace import Launch, Trace
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -60,8 +60,8 @@ def public_functions() -> Functions:
     RuntimeError if `segattn.kernels` was imported before with another backend.
     """
     os.environ["SEGATTN_BACKEND"] = "interpreter"
-    kernels = importlib.import_module("...kernels", __name__)
-    backend = importlib.import_module("...kernels.backend", __name__).BACKEND
+    kernels = importlib.import_module("segattn.kernels")
+    backend = importlib.import_module("segattn.kernels.backend").BACKEND
     if backend != "interpreter":
         raise RuntimeError(f"the kernels run on {backend!r} in this process, not the interpreter")
     names = ("padded_prefill", "segmented_attention", "paged_decode", "write_kv_cache")

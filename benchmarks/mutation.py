@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..runner.extras import MissingExtraError
-from .mutations import mutations_of
+from segattn.benchmarks.mutations import mutations_of
+from segattn.runner.extras import MissingExtraError
 
 try:
     import pytest
@@ -107,7 +107,7 @@ def judge(source: str, module: str, by: Judge) -> int:
 
 
 def _fails_traces(traces: Sequence[dict[str, Any]]) -> bool:
-    from ..scheduler.replay import replay
+    from segattn.scheduler.replay import replay
 
     return any(replay(trace) is not None for trace in traces)
 

@@ -7,8 +7,8 @@ sentence, or None.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..reference.paging import NULL_BLOCK_ID
-from ..scheduler import NeuronScheduler, SchedulerConfig, SchedulerOutput
+from segattn.reference.paging import NULL_BLOCK_ID
+from segattn.scheduler import NeuronScheduler, SchedulerConfig, SchedulerOutput
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .peer_results import Comparison, PeerMismatchError, compare, run_kernel
+from segattn.benchmarks.peer_results import Comparison, PeerMismatchError, compare, run_kernel
 
 Array = npt.NDArray[Any]
 _MATMULS = (

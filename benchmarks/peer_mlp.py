@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..reference import nki
-from ..reference.nki import language as nl
+from segattn.reference import nki
+from segattn.reference.nki import language as nl
 
 _FOLDER = "nkilib_src.nkilib.core.mlp"
 _UTILS = "nkilib_src.nkilib.core.utils"

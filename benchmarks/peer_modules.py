@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..reference import nki
+from segattn.reference import nki
 
 ALIAS_SUFFIX = ".must_alias_input"
 # Modules of the checkout itself that drive the device farm: always replaced.

@@ -9,10 +9,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ..runner.extras import MissingExtraError
-from .peer_cases import Peer
-from .peer_modules import ALIAS_SUFFIX
-from .peer_results import Comparison, PeerMismatchError, PeerResult, compare, run_kernel
+from segattn.benchmarks.peer_cases import Peer
+from segattn.benchmarks.peer_modules import ALIAS_SUFFIX
+from segattn.benchmarks.peer_results import (
+    Comparison,
+    PeerMismatchError,
+    PeerResult,
+    compare,
+    run_kernel,
+)
+from segattn.runner.extras import MissingExtraError
 
 try:
     import pytest

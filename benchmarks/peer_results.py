@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..reference import nki
-from ..reference.nki.errors import CoreRaceError, UninitializedReadError
-from ..reference.nki.strict import strict
+from segattn.reference import nki
+from segattn.reference.nki.errors import CoreRaceError, UninitializedReadError
+from segattn.reference.nki.strict import strict
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

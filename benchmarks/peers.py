@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ..reference.nki.install import install
-from .peer_cases import KNOWN_RACES, PEERS, Peer
-from .peer_examples import Example, neuron_sdk_examples, nki_samples_examples
-from .peer_mlp import add_mlp_entry
-from .peer_modules import add_missing_modules, bridge_upstream_faults
-from .peer_results import Comparison, PeerResult
+from segattn.benchmarks.peer_cases import KNOWN_RACES, PEERS, Peer
+from segattn.benchmarks.peer_examples import Example, neuron_sdk_examples, nki_samples_examples
+from segattn.benchmarks.peer_mlp import add_mlp_entry
+from segattn.benchmarks.peer_modules import add_missing_modules, bridge_upstream_faults
+from segattn.benchmarks.peer_results import Comparison, PeerResult
+from segattn.reference.nki.install import install
 
 Report = Callable[[str, PeerResult], None]
 
@@ -109,7 +109,7 @@ def _run_library(root: Path, peers: list[Peer], table: _Table) -> None:
     """Run the tests that `peers` select from a checkout of nki-library."""
     import pytest
 
-    from .peer_pytest import PeerPlugin
+    from segattn.benchmarks.peer_pytest import PeerPlugin
 
     bridge_upstream_faults()
     for path, message in _unparsable(root / "src"):

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from ..reference.paging import smallest_bucket
-from ..scheduler import (
+from segattn.reference.paging import smallest_bucket
+from segattn.scheduler import (
     ModelRunnerOutput,
     NeuronPolicy,
     NeuronScheduler,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from ..scheduler import ModelRunnerOutput, Scheduler
-from ..scheduler.config import SchedulerConfig
-from ..scheduler.trace import make_request, make_scheduler
+from segattn.scheduler import ModelRunnerOutput, Scheduler
+from segattn.scheduler.config import SchedulerConfig
+from segattn.scheduler.trace import make_request, make_scheduler
 
 Decision = tuple[Any, ...]
 
@@ -123,14 +123,14 @@ class Real:
     """vLLM's scheduler as the benchmark drives it."""
 
     def __init__(self, kind: str, config: SchedulerConfig) -> None:
-        from ..scheduler.policy import NeuronPolicy
-        from .vllm_reference import make_real_scheduler
+        from segattn.benchmarks.vllm_reference import make_real_scheduler
+        from segattn.scheduler.policy import NeuronPolicy
 
         self.config = config
         self.scheduler: Scheduler = make_real_scheduler(kind, config, NeuronPolicy())
 
     def add(self, given: dict[str, Any]) -> None:
-        from .vllm_reference import make_real_request
+        from segattn.benchmarks.vllm_reference import make_real_request
 
         self.scheduler.add_request(make_real_request(given, self.config))
 

@@ -2,10 +2,10 @@
 
 from itertools import count
 
-from ..reference.nki.cost.constants import BASE, CostConstants
-from ..reference.nki.cost.result import CostResult, evaluate
-from ..reference.nki.cost.simulate import Mode
-from ..reference.nki.trace import Access, Trace
+from segattn.reference.nki.cost.constants import BASE, CostConstants
+from segattn.reference.nki.cost.result import CostResult, evaluate
+from segattn.reference.nki.cost.simulate import Mode
+from segattn.reference.nki.trace import Access, Trace
 
 ITEMSIZE = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
 PSUM_BANK_BYTES = 2048

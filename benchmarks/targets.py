@@ -6,8 +6,8 @@ says otherwise.
 
 from dataclasses import dataclass
 
-from .modelled import Modelled
-from .workloads import CacheWrite, Decode, Prefill, Workload
+from segattn.benchmarks.modelled import Modelled
+from segattn.benchmarks.workloads import CacheWrite, Decode, Prefill, Workload
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..reference import nki
-from ..reference.nki.cost.constants import BASE, CostConstants
-from ..reference.nki.cost.perfetto import write_perfetto
-from ..reference.nki.cost.result import evaluate
-from ..reference.nki.trace import Trace
-from .cost_report import print_summary
+from segattn.benchmarks.cost_report import print_summary
+from segattn.reference import nki
+from segattn.reference.nki.cost.constants import BASE, CostConstants
+from segattn.reference.nki.cost.perfetto import write_perfetto
+from segattn.reference.nki.cost.result import evaluate
+from segattn.reference.nki.trace import Trace
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..runner.extras import MissingExtraError
-from ..scheduler import NeuronPolicy, SchedulerConfig
-from ..scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
+from segattn.runner.extras import MissingExtraError
+from segattn.scheduler import NeuronPolicy, SchedulerConfig
+from segattn.scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
 
 try:
     import torch

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, num_blocks_for
+from segattn.reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, num_blocks_for
 
 Array = NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -12,10 +12,10 @@ MAY_IMPORT = {
     "kernels": ("kernels", "reference"),
     "scheduler": ("scheduler", "reference.paging"),
     "runner": ("runner", "scheduler", "kernels", "reference", "__version__"),
-    "benchmarks": ("benchmarks", "runner", "scheduler", "kernels", "reference", "__version__"),
 }
-"""What the files of a folder may import of the project."""
+"""What the files of a folder may import of the project; benchmarks and tests import all of it."""
 SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
@@ -56,13 +56,17 @@ def test_a_source_names_no_module_of_the_package_absolutely(path: Path) -> None:
     assert not [module for _, module in imports(path) if is_within(module, ("segattn",))]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name_of)
-def test_a_test_imports_the_package_under_its_name(path: Path) -> None:
-    relative = [module for level, module in imports(path) if level]
-    assert all(is_within(module, ("tests",)) for module in relative)
+@pytest.mark.parametrize("path", BENCHMARKS + TESTS, ids=name_of)
+def test_the_top_floor_imports_the_package_under_its_name(path: Path) -> None:
+    assert not [module for level, module in imports(path) if level]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@pytest.mark.parametrize("path", BENCHMARKS, ids=name_of)
+def test_a_benchmark_imports_no_test(path: Path) -> None:
+    assert not [module for _, module in imports(path) if is_within(module, ("segattn.tests",))]
+
+
+@pytest.mark.parametrize("path", SOURCES + BENCHMARKS, ids=name_of)
 def test_only_the_backend_imports_the_real_nki(path: Path) -> None:
     if name_of(path) == "kernels/backend.py":
         return

@@ -12,8 +12,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import floats, run
+from segattn.tests.nki.running import floats, run
 
 nl, nisa = nki.language, nki.isa
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]

@@ -8,8 +8,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError, NkiWarning
-
-from .running import floats, run
+from segattn.tests.nki.running import floats, run
 
 nl, nisa = nki.language, nki.isa
 

@@ -10,8 +10,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import floats, nisa, nl, run
+from segattn.tests.nki.running import floats, nisa, nl, run
 
 Array = Any
 TEXT: Any = "first"

@@ -7,8 +7,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import nisa, run
+from segattn.tests.nki.running import nisa, run
 
 
 def test_an_integer_dge_mode_is_its_member_and_deprecated() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .lint_cases import Case, assert_case, read_cases
+from segattn.tests.nki.lint_cases import Case, assert_case, read_cases
 
 
 @pytest.mark.parametrize("case", read_cases("api"), ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .lint_cases import Case, assert_case, read_cases, reports
+from segattn.tests.nki.lint_cases import Case, assert_case, read_cases, reports
 
 SHADOWED = """
 def round(n):

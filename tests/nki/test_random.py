@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import floats, nisa, nl, run
+from segattn.tests.nki.running import floats, nisa, nl, run
 
 SEED = np.array([[12345]], np.uint32)
 

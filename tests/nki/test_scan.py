@@ -7,8 +7,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import floats, nisa, nl, run
+from segattn.tests.nki.running import floats, nisa, nl, run
 
 
 def test_scan_is_the_documented_recurrence() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import floats, run
+from segattn.tests.nki.running import floats, run
 
 nl, nisa = nki.language, nki.isa
 FP32_MIN = np.finfo(np.float32).min

@@ -11,8 +11,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import floats, run
+from segattn.tests.nki.running import floats, run
 
 nl: Any = nki.language
 nisa: Any = nki.isa

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
-
-from .running import floats, run
+from segattn.tests.nki.running import floats, run
 
 nl, nisa = nki.language, nki.isa
 

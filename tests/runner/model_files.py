@@ -16,8 +16,7 @@ from segattn.runner.gguf_checkpoint import GGUF_NAMES
 from segattn.runner.llama import Float32Array, LlamaWeights
 from segattn.runner.safetensors_checkpoint import HUGGING_FACE_NAMES
 from segattn.runner.tokenizer import bpe_backend
-
-from .random_model import CONFIG
+from segattn.tests.runner.random_model import CONFIG
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from segattn.reference.paging import attention_rows
 from segattn.runner.bucket_planner import Rows, evaluate, plan_buckets
-
-from .command import segattn
-from .steps import DECODE, step
+from segattn.tests.runner.command import segattn
+from segattn.tests.runner.steps import DECODE, step
 
 
 def identity(bucket: int) -> int:

@@ -15,9 +15,8 @@ from segattn.runner.checkpoint import CheckpointError
 from segattn.runner.llama import Llama
 from segattn.runner.loading import default_model_path, load_checkpoint
 from segattn.runner.plain_forward import plain_logits
-
-from .model_files import CHAT_TEMPLATE, write_gguf, write_hugging_face
-from .random_model import CONFIG, random_model, random_weights
+from segattn.tests.runner.model_files import CHAT_TEMPLATE, write_gguf, write_hugging_face
+from segattn.tests.runner.random_model import CONFIG, random_model, random_weights
 
 PROMPT = [5, 9, 2, 77, 31]
 

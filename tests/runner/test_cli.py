@@ -9,8 +9,7 @@ import pytest
 
 from segattn import __version__
 from segattn.runner.cli import COMMANDS
-
-from .command import segattn
+from segattn.tests.runner.command import segattn
 
 
 @pytest.mark.parametrize("name", COMMANDS)

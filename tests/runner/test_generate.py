@@ -8,11 +8,15 @@ from rich.control import strip_control_codes
 from segattn.runner import loading
 from segattn.runner.llama import Llama
 from segattn.runner.loading import load_checkpoint
-
-from .command import Result, segattn
-from .model_files import CHAT_TEMPLATE, EOS_TOKEN_ID, write_gguf, write_hugging_face
-from .random_model import random_weights
-from .test_model_runner import greedy_tokens
+from segattn.tests.runner.command import Result, segattn
+from segattn.tests.runner.model_files import (
+    CHAT_TEMPLATE,
+    EOS_TOKEN_ID,
+    write_gguf,
+    write_hugging_face,
+)
+from segattn.tests.runner.random_model import random_weights
+from segattn.tests.runner.test_model_runner import greedy_tokens
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ from segattn.runner.plain_forward import (
     dense_causal_attention,
     plain_logits,
 )
-
-from .random_model import CONFIG, random_model, random_weights
+from segattn.tests.runner.random_model import CONFIG, random_model, random_weights
 
 RNG = np.random.default_rng(3)
 

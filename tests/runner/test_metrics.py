@@ -1,8 +1,7 @@
 """Metrics of padding and load under the names that vLLM Neuron and vLLM use."""
 
 from segattn.runner.metrics import EngineMetrics
-
-from .steps import DECODE, step
+from segattn.tests.runner.steps import DECODE, step
 
 
 def sample(metrics: EngineMetrics, name: str, **labels: str) -> float | None:

@@ -17,8 +17,7 @@ from segattn.runner.model_runner import ModelRunner, StepResult, greedy
 from segattn.runner.paged_cache import PagedKVCache
 from segattn.runner.plain_forward import plain_logits
 from segattn.scheduler import CachedRequestData, NewRequestData, SchedulerConfig, SchedulerOutput
-
-from .random_model import CONFIG, random_weights
+from segattn.tests.runner.random_model import CONFIG, random_weights
 
 SCHEDULING = SchedulerConfig(
     max_num_seqs=4,

@@ -5,8 +5,7 @@ import pytest
 from segattn.runner.checkpoint import Checkpoint
 from segattn.runner.llama import Llama
 from segattn.runner.plain_forward import plain_logits
-
-from .pinned import CAPITAL, CHAT, CHAT_NUM_PROMPT_TOKENS, FIBONACCI, Pinned
+from segattn.tests.runner.pinned import CAPITAL, CHAT, CHAT_NUM_PROMPT_TOKENS, FIBONACCI, Pinned
 
 
 def greedy_choices(model: Llama, prompt: list[int], output: list[int]) -> list[int]:

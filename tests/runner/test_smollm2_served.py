@@ -6,9 +6,8 @@ import pytest
 
 from segattn.runner import generate
 from segattn.runner.checkpoint import Checkpoint
-
-from .command import segattn
-from .pinned import CAPITAL, CHAT, CHAT_NUM_PROMPT_TOKENS, FIBONACCI
+from segattn.tests.runner.command import segattn
+from segattn.tests.runner.pinned import CAPITAL, CHAT, CHAT_NUM_PROMPT_TOKENS, FIBONACCI
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from segattn.runner.timeline import html_page, trace_events
-
-from .command import segattn
-from .steps import DECODE, step
+from segattn.tests.runner.command import segattn
+from segattn.tests.runner.steps import DECODE, step
 
 STEPS = [step(), DECODE]
 

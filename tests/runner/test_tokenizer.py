@@ -3,8 +3,7 @@
 import pytest
 
 from segattn.runner.tokenizer import Tokenizer, bpe_backend, render_chat
-
-from .model_files import CHAT_TEMPLATE, MERGES, SPECIAL_TOKENS, vocabulary
+from segattn.tests.runner.model_files import CHAT_TEMPLATE, MERGES, SPECIAL_TOKENS, vocabulary
 
 IDS = {token: index for index, token in enumerate(vocabulary())}
 

@@ -1,8 +1,7 @@
 """Steps decided before the tokens of the previous one are known, worked out by hand."""
 
 from segattn.scheduler import AsyncScheduler, SchedulerConfig
-
-from .base import add, make, update
+from segattn.tests.scheduler.base import add, make, update
 
 
 def test_async_goes_on_from_a_placeholder_and_the_token_takes_its_place() -> None:

@@ -21,8 +21,7 @@ from segattn.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
-
-from .state import differences, state_of
+from segattn.tests.scheduler.state import differences, state_of
 
 T = TypeVar("T")
 

@@ -6,8 +6,7 @@ Blocks are numbered from 1 (0 is the null block) and taken in that order; a bloc
 import gc
 
 from segattn.scheduler import Request, RequestStatus
-
-from .base import add, make, names, update
+from segattn.tests.scheduler.base import add, make, names, update
 
 
 def test_blocks_are_given_when_they_are_needed() -> None:

@@ -18,8 +18,7 @@ from segattn.scheduler import (
     SchedulerState,
 )
 from segattn.scheduler.admission import Admission
-
-from .engine import Engine, neuron, prompt
+from segattn.tests.scheduler.engine import Engine, neuron, prompt
 
 DOCUMENTED = NeuronPolicy.documented()
 DEFAULT = NeuronPolicy()

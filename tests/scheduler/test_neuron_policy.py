@@ -6,8 +6,7 @@ import pytest
 
 from segattn.scheduler import Admission, NeuronPolicy
 from segattn.scheduler.policy import draft_tokens_in_flight, is_prefill, num_tokens_to_hold
-
-from .engine import Engine, neuron, prompt
+from segattn.tests.scheduler.engine import Engine, neuron, prompt
 
 
 @pytest.mark.parametrize(

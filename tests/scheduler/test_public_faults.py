@@ -25,8 +25,7 @@ from segattn.scheduler import (
 )
 from segattn.scheduler.admission import Admission
 from segattn.scheduler.prefix_cache import pack_tokens
-
-from .engine import Engine, neuron, prompt
+from segattn.tests.scheduler.engine import Engine, neuron, prompt
 
 BOTH_LOOPS = pytest.mark.parametrize("asynchronous", [False, True])
 EVERY_BASE_KIND = pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])

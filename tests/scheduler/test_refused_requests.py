@@ -3,8 +3,7 @@
 import pytest
 
 from segattn.scheduler import Request, RequestError, RequestStatus
-
-from .base import add, make, names
+from segattn.tests.scheduler.base import add, make, names
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """Which requests a step schedules and how many tokens they get, worked out by hand."""
 
 from segattn.scheduler import Admission, PauseState, RequestStatus
-
-from .base import add, make, names, update
+from segattn.tests.scheduler.base import add, make, names, update
 
 
 def test_running_requests_come_first_and_share_the_budget_with_waiting_ones() -> None:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from segattn.scheduler import DraftTokenIds, RequestStatus
-
-from .base import add, make, update
+from segattn.tests.scheduler.base import add, make, update
 
 
 @pytest.mark.parametrize(

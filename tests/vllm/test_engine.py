@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import vllm
 
-from . import tiny_model
+from segattn.tests.vllm import tiny_model
 
 PLUGIN = "segattn.scheduler.vllm_plugin"
 

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from segattn.scheduler import NeuronPolicy
 from segattn.scheduler.replay import replay
-
-from .recorder import NegativeCountError, Recorder
-from .workload import Workload, play, workloads
+from segattn.tests.vllm.recorder import NegativeCountError, Recorder
+from segattn.tests.vllm.workload import Workload, play, workloads
 
 POLICIES = {
     "none": None,

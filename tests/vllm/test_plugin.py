@@ -13,9 +13,8 @@ from segattn.benchmarks.vllm_reference import make_real_request, make_real_sched
 from segattn.reference.paging import smallest_bucket
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 from segattn.scheduler.admission import Admission
-
-from .recorder import Recorder
-from .workload import Workload, play, workloads
+from segattn.tests.vllm.recorder import Recorder
+from segattn.tests.vllm.workload import Workload, play, workloads
 
 DOCUMENTED = NeuronPolicy.documented()
 DEFAULT = NeuronPolicy()

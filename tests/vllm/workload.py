@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from .recorder import Recorder, Sampled
+from segattn.tests.vllm.recorder import Recorder, Sampled
 
 EOS = 2
 Action = tuple[Any, ...]
