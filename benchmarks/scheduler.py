@@ -113,9 +113,11 @@ class Ours:
         self.scheduler = make_scheduler(kind, _fields(config), {})
 
     def add(self, given: dict[str, Any]) -> None:
+        """Make a request from its fields in a trace and add it; timed, block hashing included."""
         self.scheduler.add_request(make_request(given))
 
     def make_output(self, ids: list[str], tokens: list[list[int]]) -> Any:
+        """A model output with the tokens of each request id; not timed."""
         return ModelRunnerOutput(ids, tokens)
 
 
@@ -130,11 +132,13 @@ class Real:
         self.scheduler: Scheduler = make_real_scheduler(kind, config, NeuronPolicy())
 
     def add(self, given: dict[str, Any]) -> None:
+        """Make vLLM's request from the same fields and add it; timed, block hashing included."""
         from segattn.benchmarks.vllm_reference import make_real_request
 
         self.scheduler.add_request(make_real_request(given, self.config))
 
     def make_output(self, ids: list[str], tokens: list[list[int]]) -> Any:
+        """The same as vLLM's model output, without logprobs; not timed."""
         from vllm.v1.outputs import ModelRunnerOutput as RealOutput
 
         return RealOutput(

@@ -88,6 +88,7 @@ class OverlapWatch(Watch):
         self.by = ""
 
     def before_read(self, storage: Storage, view: View, instruction: str, operand: str) -> None:
+        """Report a read of bytes that a write through an overlapping tile has replaced."""
         if not self.lost:
             return
         for box in boxes_of_view(storage, view):
@@ -102,6 +103,7 @@ class OverlapWatch(Watch):
                 return
 
     def before_write(self, storage: Storage, view: View, instruction: str) -> None:
+        """Take the view's bytes for this tile and from every overlapping one."""
         boxes = boxes_of_view(storage, view)
         if boxes == [self.box]:
             self.own, self.lost = boxes, []

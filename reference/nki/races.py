@@ -31,6 +31,7 @@ class RaceWatch(Watch):
         self.pending: tuple[View, Array, Array, str] | None = None
 
     def before_read(self, storage: Storage, view: View, instruction: str, operand: str) -> None:
+        """Report a read of bytes that only the other core has written, and note the reader."""
         self.settle()
         me = 1 << current().index
         if self.writers is not None:
@@ -45,6 +46,7 @@ class RaceWatch(Watch):
         storage.bytes_of(view, self.readers)[...] |= me
 
     def before_write(self, storage: Storage, view: View, instruction: str) -> None:
+        """Note the writer; a write over bytes that the other core has used waits for `settle`."""
         if self.inner is not None:
             self.inner.before_write(storage, view, instruction)
             storage.watch = self

@@ -1,6 +1,7 @@
 """The policy simulation: its clock, its percentiles, and what policies do in it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,14 @@ COSTS = StepCosts(fixed_ms=1.0, prefill_token_ms=0.5, decode_row_ms=2.0)
 
 
 def _config(**more: int) -> SchedulerConfig:
-    given = {
+    given: dict[str, Any] = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 8,
         "max_model_len": 16,
         "block_size": 4,
         "num_blocks": 17,
     } | more
-    return SchedulerConfig(**given, num_batched_tokens_buckets=[4, 8])  # type: ignore[arg-type]
+    return SchedulerConfig(**given, num_batched_tokens_buckets=[4, 8])
 
 
 def test_the_clock_adds_the_cost_of_each_padded_step() -> None:

@@ -1,7 +1,8 @@
 """Published bugs of other attention stacks, replayed on the kernels.
 
-The numbers of the reports run literally on the reference (tests/reference/test_attention.py);
-here they take the nearest sizes that the kernels support, with the same fault.
+The numbers of the reports run literally on the reference, in
+tests/reference/test_published_faults.py; here they take the nearest sizes that the kernels
+support, with the same fault.
 """
 
 import ml_dtypes

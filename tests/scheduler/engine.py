@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import pytest
+
 from segattn.scheduler import (
     ModelRunnerOutput,
     NeuronAsyncScheduler,
@@ -17,6 +19,16 @@ from segattn.scheduler import (
 
 S = TypeVar("S", bound=Scheduler)
 
+BOTH_LOOPS = pytest.mark.parametrize("asynchronous", [False, True])
+
+_GENEROUS: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+    "block_size": 4,
+    "num_blocks": 200,
+}
+
 Model = Callable[[str, int], int]
 """The token that follows `position` tokens of a request."""
 
@@ -26,19 +38,17 @@ def token_at(request_id: str, position: int) -> int:
     return 100 + position
 
 
+def base(kind: type[Scheduler] = Scheduler, **config: Any) -> Scheduler:
+    """A scheduler of vLLM's rules; config fields that a test does not name are generous."""
+    return kind(SchedulerConfig(**_GENEROUS | config))
+
+
 def neuron(
     neuron_policy: NeuronPolicy | None = None, /, *, asynchronous: bool = False, **config: Any
 ) -> NeuronScheduler:
     """A Neuron scheduler; config fields that a test does not name are generous."""
-    given = {
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 64,
-        "block_size": 4,
-        "num_blocks": 200,
-    } | config
     kind = NeuronAsyncScheduler if asynchronous else NeuronScheduler
-    return kind(SchedulerConfig(**given), neuron_policy or NeuronPolicy())
+    return kind(SchedulerConfig(**_GENEROUS | config), neuron_policy or NeuronPolicy())
 
 
 def prompt(length: int, start: int = 1) -> list[int]:
@@ -101,3 +111,11 @@ class Engine(Generic[S]):
             steps.append(self.step())
         self.drain()
         return steps
+
+
+def neuron_engine(
+    neuron_policy: NeuronPolicy, /, *, asynchronous: bool = False, **config: Any
+) -> Engine[NeuronScheduler]:
+    """A Neuron scheduler in the loop of its kind."""
+    scheduler = neuron(neuron_policy, asynchronous=asynchronous, **config)
+    return Engine(scheduler, depth=2 if asynchronous else 1)

@@ -1,11 +1,7 @@
-"""Each flaw of the published design: it shows with `documented()` and is gone by default.
+"""Order, phases and state in the published design: flawed with `documented()`, not by default.
 
-Configurations are the smallest that show the flaw. `bpr` is the number of blocks of one request of
-max_model_len.
+Configurations are the smallest that show the flaw.
 """
-
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -13,134 +9,20 @@ from segattn.scheduler import (
     NeuronPolicy,
     NeuronScheduler,
     PauseState,
-    RequestError,
     RequestStatus,
     SchedulerState,
 )
 from segattn.scheduler.admission import Admission
-from segattn.tests.scheduler.engine import Engine, neuron, prompt
+from segattn.tests.scheduler.engine import BOTH_LOOPS, Engine, neuron, neuron_engine, prompt
 
 DOCUMENTED = NeuronPolicy.documented()
 DEFAULT = NeuronPolicy()
 NeuronEngine = Engine[NeuronScheduler]
-BOTH_LOOPS = pytest.mark.parametrize("asynchronous", [False, True])
-
-
-def _engine(
-    neuron_policy: NeuronPolicy, /, *, asynchronous: bool = False, **config: Any
-) -> NeuronEngine:
-    scheduler = neuron(neuron_policy, asynchronous=asynchronous, **config)
-    return Engine(scheduler, depth=2 if asynchronous else 1)
-
-
-@BOTH_LOOPS
-@pytest.mark.parametrize(
-    ("config", "prompt_length", "max_tokens"),
-    [
-        # One usable block, bpr 1, but the null block makes the bound 2.
-        ({"block_size": 3, "max_model_len": 3, "num_blocks": 2, "max_num_seqs": 2}, 1, 2),
-        # Seven usable blocks, bpr 4: room for one request of 100 tokens, the bound says 2.
-        (
-            {
-                "block_size": 32,
-                "max_model_len": 128,
-                "num_blocks": 8,
-                "max_num_batched_tokens": 128,
-            },
-            100,
-            20,
-        ),
-    ],
-)
-def test_a_counted_null_block_deadlocks_and_usable_blocks_do_not(
-    asynchronous: bool, config: dict[str, Any], prompt_length: int, max_tokens: int
-) -> None:
-    def run(policy: NeuronPolicy) -> tuple[NeuronEngine, list[dict[str, int]]]:
-        engine = _engine(policy, asynchronous=asynchronous, **config)
-        engine.add("A", prompt(prompt_length), max_tokens)
-        engine.add("B", prompt(prompt_length, 500), max_tokens)
-        return engine, engine.run(80)
-
-    stuck, steps = run(DOCUMENTED)
-    assert len(steps) == 80
-    assert steps[-20:] == [{}] * 20
-    assert set(stuck.finish_reasons) == set()
-
-    engine, steps = run(DEFAULT)
-    assert engine.finish_reasons == {"A": "length", "B": "length"}
-    assert len(steps) < 80
-
-
-def test_a_pool_below_one_longest_request_disables_the_bound_or_makes_it_one() -> None:
-    config: dict[str, Any] = {
-        "block_size": 1,
-        "max_model_len": 4,
-        "num_blocks": 3,
-        "max_num_seqs": 2,
-    }
-
-    def run(policy: NeuronPolicy) -> NeuronEngine:
-        engine = _engine(policy, **config)
-        engine.add("A", prompt(1), 2)
-        engine.add("B", prompt(2, 50), 1)
-        engine.run(30)
-        return engine
-
-    stuck = run(DOCUMENTED)
-    assert stuck.scheduler.get_num_unfinished_requests() == 2
-    assert neuron(DOCUMENTED, **config).max_kv_concurrent == 2
-
-    assert run(DEFAULT).finish_reasons == {"A": "length", "B": "length"}
-    assert neuron(DEFAULT, **config).max_kv_concurrent == 1
-
-
-def test_a_decode_is_preempted_only_with_the_null_block_counted() -> None:
-    config: dict[str, Any] = {
-        "block_size": 2,
-        "max_model_len": 4,
-        "num_blocks": 4,
-        "max_num_seqs": 2,
-    }
-
-    def preemptions(policy: NeuronPolicy) -> list[str]:
-        engine = _engine(policy, **config)
-        engine.add("A", prompt(2), 2)
-        engine.add("B", prompt(2, 50), 2)
-        preempted: list[str] = []
-        for _ in range(20):
-            if engine.scheduler.has_requests():
-                preempted += engine.schedule().preempted_req_ids
-                engine.deliver()
-        return preempted
-
-    assert preemptions(DOCUMENTED) == ["A"]
-    assert preemptions(DEFAULT) == []
-
-
-def test_a_preempted_request_hides_the_last_decode_for_ever_only_with_the_null_block_counted() -> (
-    None
-):
-    config: dict[str, Any] = {
-        "block_size": 3,
-        "max_model_len": 6,
-        "num_blocks": 4,
-        "max_num_seqs": 2,
-    }
-
-    def run(policy: NeuronPolicy) -> NeuronEngine:
-        engine = _engine(policy, **config)
-        engine.add("A", prompt(1), 4)
-        engine.add("B", prompt(1, 50), 5)
-        engine.run(60)
-        return engine
-
-    assert run(DOCUMENTED).finish_reasons == {}
-    assert run(DEFAULT).finish_reasons == {"A": "length", "B": "length"}
 
 
 def test_running_keeps_the_order_of_admission_unless_documented() -> None:
     def running(policy: NeuronPolicy) -> list[str]:
-        engine = _engine(policy)
+        engine = neuron_engine(policy)
         for name in "ABCD":
             engine.add(name, prompt(2), 9)
         for _ in range(4):
@@ -153,7 +35,7 @@ def test_running_keeps_the_order_of_admission_unless_documented() -> None:
 
 def test_a_budget_below_the_decodes_serves_the_oldest_first_unless_documented() -> None:
     def served(policy: NeuronPolicy) -> set[str]:
-        engine = _engine(policy, max_num_scheduled_tokens=2)
+        engine = neuron_engine(policy, max_num_scheduled_tokens=2)
         for name in "ABCD":
             engine.add(name, prompt(2), 9)
         for _ in range(4):
@@ -169,7 +51,7 @@ def test_a_pause_for_new_requests_lets_the_decodes_finish_unless_documented(
     asynchronous: bool,
 ) -> None:
     def run(policy: NeuronPolicy) -> tuple[NeuronEngine, list[dict[str, int]]]:
-        engine = _engine(policy, asynchronous=asynchronous, max_model_len=16)
+        engine = neuron_engine(policy, asynchronous=asynchronous, max_model_len=16)
         engine.add("A", prompt(4), 6)
         engine.step()
         engine.add("B", prompt(4, 50), 1)
@@ -198,7 +80,7 @@ def test_an_exception_of_the_base_loses_the_hidden_decodes_only_if_documented(
         raise MemoryError("injected")
 
     def queues_after_failure(neuron_policy: NeuronPolicy) -> tuple[list[str], list[str]]:
-        engine = _engine(neuron_policy, policy=policy)
+        engine = neuron_engine(neuron_policy, policy=policy)
         for name in "AB":
             engine.add(name, prompt(2), 9)
             engine.step()
@@ -215,26 +97,9 @@ def test_an_exception_of_the_base_loses_the_hidden_decodes_only_if_documented(
     assert queues_after_failure(DEFAULT) == (["A", "B"], ["C", "D"])
 
 
-def test_decodes_starve_behind_a_stream_of_prompts_unless_prefills_in_a_row_are_limited() -> None:
-    def decode_steps(policy: NeuronPolicy) -> int:
-        engine = _engine(policy)
-        engine.add("D", prompt(4), 60)
-        engine.step()
-        count = 0
-        for number in range(50):
-            engine.add(f"short{number}", prompt(4, 100 + number), 1)
-            count += "D" in engine.step()
-        return count
-
-    assert decode_steps(DOCUMENTED) == 0
-    assert decode_steps(DEFAULT) == 0
-    assert decode_steps(replace(DEFAULT, max_consecutive_prefills=4)) == 10
-    assert decode_steps(replace(DEFAULT, max_consecutive_prefills=1)) == 25
-
-
 def test_recomputed_outputs_are_prefill_unless_documented() -> None:
     def steps_after_reset(policy: NeuronPolicy) -> list[tuple[dict[str, int], SchedulerState]]:
-        engine = _engine(
+        engine = neuron_engine(
             policy, max_num_batched_tokens=4, max_num_seqs=2, enable_prefix_caching=False
         )
         for name in "AB":
@@ -269,7 +134,7 @@ def test_recomputed_outputs_are_prefill_unless_documented() -> None:
 
 
 def test_a_token_of_a_resume_is_padded_like_a_prefill_by_default() -> None:
-    engine = _engine(DEFAULT, max_num_batched_tokens=8, enable_prefix_caching=False)
+    engine = neuron_engine(DEFAULT, max_num_batched_tokens=8, enable_prefix_caching=False)
     engine.add("A", prompt(6), 20)
     for _ in range(4):
         engine.step()
@@ -282,23 +147,10 @@ def test_a_token_of_a_resume_is_padded_like_a_prefill_by_default() -> None:
     assert engine.scheduler.state is SchedulerState.ACTIVE_PREFILL
 
 
-def test_a_watermark_cannot_be_overdrawn_where_admission_reserves_all_blocks() -> None:
-    # The base sees no running request while decodes are hidden and leaves the watermark aside, in
-    # the design and by default. It guards decodes against preemption; by default that is the
-    # business of admission, which needs no watermark for it.
-    config: dict[str, Any] = {"num_blocks": 9, "max_model_len": 16, "watermark": 0.8}
-    engine = _engine(DEFAULT, **config)
-    for name in "AB":
-        engine.add(name, prompt(4), 12)
-    engine.run(40)
-    assert engine.finish_reasons == {"A": "length", "B": "length"}
-    assert [engine.scheduler.requests.get(name) for name in "AB"] == [None, None]
-
-
 def test_state_follows_the_queues_after_an_empty_step_unless_documented() -> None:
     def states(policy: NeuronPolicy) -> list[SchedulerState]:
         # max_num_seqs 1 and one step in flight: nothing to schedule while the last token is out.
-        engine = _engine(policy, asynchronous=True, max_num_seqs=1)
+        engine = neuron_engine(policy, asynchronous=True, max_num_seqs=1)
         engine.add("A", prompt(4), 1)
         engine.add("B", prompt(4, 50), 1)
         seen = []
@@ -324,7 +176,7 @@ def test_state_follows_the_queues_after_an_empty_step_unless_documented() -> Non
 
 def test_empty_queues_are_idle_at_once_unless_documented() -> None:
     def state_after_the_last_token(policy: NeuronPolicy) -> SchedulerState:
-        engine = _engine(policy)
+        engine = neuron_engine(policy)
         engine.add("A", prompt(4), 2)
         engine.step()
         engine.step()
@@ -333,41 +185,6 @@ def test_empty_queues_are_idle_at_once_unless_documented() -> None:
 
     assert state_after_the_last_token(DOCUMENTED) is SchedulerState.ACTIVE_DECODE
     assert state_after_the_last_token(DEFAULT) is SchedulerState.IDLE
-
-
-def test_a_prompt_as_long_as_the_model_hides_all_decodes_for_ever_unless_refused() -> None:
-    config: dict[str, Any] = {"max_model_len": 16, "max_num_batched_tokens": 8}
-    stuck = _engine(DOCUMENTED, **config)
-    stuck.add("A", prompt(4), 8)
-    stuck.step()
-    stuck.add("B", prompt(16, 50), 1)
-    steps = [stuck.step() for _ in range(20)]
-    assert steps[:3] == [{"B": 8}, {"B": 7}, {}]
-    assert steps[3:] == [{}] * 17
-
-    engine = _engine(DEFAULT, **config)
-    engine.add("A", prompt(4), 8)
-    engine.step()
-    with pytest.raises(RequestError, match=r"'B'.*16 tokens must be shorter than max_model_len=16"):
-        engine.add("B", prompt(16, 50), 1)
-    engine.run(20)
-    assert engine.finish_reasons == {"A": "length"}
-
-
-def test_min_tokens_beyond_the_model_pins_a_slot_for_ever_unless_refused() -> None:
-    config: dict[str, Any] = {"max_model_len": 8, "max_num_seqs": 1}
-    stuck = _engine(DOCUMENTED, **config)
-    stuck.add("A", prompt(4), 9, min_tokens=5)
-    assert stuck.run(30)[-10:] == [{}] * 10
-
-    engine = _engine(DEFAULT, **config)
-    with pytest.raises(RequestError, match=r"min_tokens=5 must be at most 4"):
-        engine.add("A", prompt(4), 9, min_tokens=5)
-    with pytest.raises(RequestError, match=r"min_tokens=3 must be at most 2"):
-        engine.add("A", prompt(4), 2, min_tokens=3)
-    engine.add("A", prompt(4), 9, min_tokens=4)
-    engine.run(30)
-    assert engine.finish_reasons == {"A": "length"}
 
 
 @pytest.mark.parametrize(
@@ -383,7 +200,7 @@ def test_default_buckets_end_in_the_largest_chunk(budget: int, buckets: tuple[in
 def test_one_phase_per_step_is_verified_even_if_the_base_mixes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = _engine(DEFAULT)
+    engine = neuron_engine(DEFAULT)
     engine.add("A", prompt(4), 9)
     engine.step()
     engine.add("B", prompt(4, 50), 9)
