@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from vllm.v1.request import RequestStatus
 
 from segattn.benchmarks.vllm_reference import make_real_request, make_real_scheduler
@@ -56,6 +56,10 @@ def test_each_step_has_one_phase_and_everything_finishes(kind: str, policy: Neur
     @given(workload=workloads(kind.endswith("async")))
     def run(workload: Workload) -> None:
         recorder = Recorder(kind, workload.config, policy)
+        # From 0.32 on vLLM keeps room for a request's drafts in every step and stalls by itself
+        # where a step has none: drafts are left to 0.24 here.
+        if hasattr(recorder.scheduler, "kv_holding_waiting"):
+            assume(not workload.config["num_speculative_tokens"])
         play(recorder, workload, 2 if kind.endswith("async") else 1, max_final_steps=3000)
         assert recorder.scheduler.get_num_unfinished_requests() == 0
         queued = [len(recorder.scheduler.running), len(recorder.scheduler.waiting)]
@@ -231,7 +235,7 @@ def test_adapters_beyond_the_limit_of_a_decode_batch_are_not_admitted() -> None:
     scheduler, config = recorder.scheduler, recorder.config
     scheduler.lora_config = SimpleNamespace(max_loras=1)
     for number, name in enumerate("AB"):
-        adapter = SimpleNamespace(lora_int_id=1 + number, lora_name=name)
+        adapter = SimpleNamespace(lora_int_id=1 + number, lora_name=name, lora_path=name)
         given = {"id": name, "prompt": [5 + number] * 4, "max_tokens": 3, "eos": None}
         scheduler.add_request(make_real_request(given, config, lora_request=adapter))
     assert [_step(recorder) for _ in range(2)] == [{"A": 4}, {"A": 1}]
