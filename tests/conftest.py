@@ -1,7 +1,7 @@
 """Hypothesis profiles: `dev` (default), `ci`, and `deep` for a night of examples.
 
-`ci` draws the same examples every time, so that a red run is the change's fault and can be repeated;
-the others, and `segattn fuzz`, look for new ones.
+`ci` draws the same examples every time, so that a red run is the change's fault and can be
+repeated; the others, and `segattn fuzz`, look for new ones.
 Choose one with HYPOTHESIS_PROFILE. All are without deadline: no test judges by the clock.
 """
 
