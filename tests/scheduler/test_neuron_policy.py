@@ -21,7 +21,7 @@ from segattn.tests.scheduler.engine import Engine, neuron, prompt
 )
 def test_a_value_that_is_not_allowed_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"{name}=.*must be"):
-        NeuronPolicy(**{name: value})  # type: ignore[arg-type]
+        NeuronPolicy(**{name: value})  # type: ignore[arg-type]  # the wrong kinds are the test
 
 
 def test_the_documented_policy_differs_from_the_default_in_every_decision_of_the_design() -> None:
