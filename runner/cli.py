@@ -77,6 +77,10 @@ def main() -> None:
         # Whoever read the output has left; what is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = PARTLY_FAILED
+    except OSError as error:
+        # Commands report what they cannot read; what is left is output that cannot be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = failure(str(error))
     sys.exit(status)
 
 

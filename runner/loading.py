@@ -20,8 +20,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
         return read_safetensors(path)
     if path.is_file():
         return read_gguf(path)
+    state = "is neither a file nor a folder" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"model {str(path)!r} does not exist: must be a .gguf file, or a folder with config.json, "
+        f"model {str(path)!r} {state}: must be a .gguf file, or a folder with config.json, "
         "tokenizer.json and .safetensors files"
     )
 

@@ -136,7 +136,7 @@ def unschedulable_reason(
         )
     # vLLM 0.24 does not end a request before min_tokens, not even at max_tokens or max_model_len.
     longest_output = min(max_tokens, max_model_len - num_prompt_tokens)
-    if min_tokens > longest_output:
+    if min_tokens > max(longest_output, 0):  # a negative max_tokens is refused under its own name
         return (
             f"min_tokens={min_tokens} must be at most {longest_output}: max_tokens={max_tokens}, "
             f"and max_model_len={max_model_len} leaves {max_model_len - num_prompt_tokens}"

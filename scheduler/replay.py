@@ -65,9 +65,13 @@ def _compare(index: int, expected: Event, got: Event) -> Difference | None:
 
 def _problems(path: Path) -> Iterator[tuple[str, object]]:
     """Name and first difference (or None) of each trace; a broken file ends with its error."""
+    empty = True
     try:
         for trace in read_traces(path):
+            empty = False
             yield trace["id"], replay(trace)
+        if empty:
+            raise ValueError("it holds no trace")
     except (OSError, EOFError, zlib.error, ValueError) as error:
         yield "is not a readable .jsonl.gz of traces", error
 

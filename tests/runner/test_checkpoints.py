@@ -97,6 +97,11 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "absent")
 
 
+def test_a_path_that_is_no_file_is_not_called_absent() -> None:
+    with pytest.raises(CheckpointError, match=r"'/dev/null' is neither a file nor a folder: must"):
+        load_checkpoint(Path("/dev/null"))
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

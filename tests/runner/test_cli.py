@@ -85,3 +85,16 @@ def test_a_reader_that_leaves_early_gives_no_traceback() -> None:
     finally:
         os.close(write_end)
     assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_output_that_cannot_be_written_is_one_error_line() -> None:
+    program = """
+import sys
+from segattn.runner import cli, env
+def full(argv):
+    raise OSError(28, "No space left on device")
+env.main, sys.argv = full, ["segattn", "env"]
+cli.main()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (2, "error: [Errno 28] No space left on device\n")

@@ -186,6 +186,8 @@ def test_min_tokens_beyond_the_model_pins_a_slot_for_ever_unless_refused() -> No
         engine.add("A", prompt(4), 9, min_tokens=5)
     with pytest.raises(RequestError, match=r"min_tokens=3 must be at most 2"):
         engine.add("A", prompt(4), 2, min_tokens=3)
+    with pytest.raises(RequestError, match=r"max_tokens=-1: must be at least 1"):
+        engine.add("A", prompt(4), -1)
     engine.add("A", prompt(4), 9, min_tokens=4)
     engine.run(30)
     assert engine.finish_reasons == {"A": "length"}

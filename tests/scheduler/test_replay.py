@@ -102,11 +102,12 @@ def test_a_field_that_only_one_side_has_is_a_difference() -> None:
         (None, "No such file"),
         (b"plain text", "Not a gzipped file"),
         (gzip.compress(b'{"id": "a"'), "delimiter"),
+        (gzip.compress(b""), "it holds no trace"),
         (gzip.compress(b"[1, 2]"), "line 1: must be a JSON object with an 'id'"),
         (gzip.compress(b'{"id": "a"}\n' * 9)[:-9], "end-of-stream"),
     ],
     # Named, since compressed bytes hold the time and workers must collect the same tests.
-    ids=["missing", "not gzip", "not JSON", "no trace", "cut off"],
+    ids=["missing", "not gzip", "not JSON", "empty", "no trace", "cut off"],
 )
 def test_a_file_that_cannot_be_read_fails_and_the_others_are_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
