@@ -21,11 +21,11 @@ import numpy as np
 from segattn.benchmarks.modelled import model, public_functions, record
 from segattn.benchmarks.targets import TARGETS
 from segattn.benchmarks.workloads import Array, Prefill
+from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BASE, variant
 from segattn.reference.nki.cost.result import Evaluator
 from segattn.reference.nki.install import install
 from segattn.reference.nki.trace import Trace
-from segattn.runner.extras import MissingExtraError
 
 try:
     from rich.console import Console

@@ -3,8 +3,8 @@
 from itertools import groupby
 from pathlib import Path
 
+from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.result import CostResult, PathStep, Stall
-from segattn.runner.extras import MissingExtraError
 
 try:
     from rich.console import Console, Group, RenderableType

@@ -14,9 +14,9 @@ from segattn.benchmarks.fuzz_coverage import FEATURES, Coverage
 from segattn.benchmarks.fuzz_machine import KINDS, SchedulerMachine, machine
 from segattn.benchmarks.fuzz_shrink import shrink
 from segattn.benchmarks.fuzz_strategies import default_policies
+from segattn.reference.extras import MissingExtraError
 from segattn.reference.scheduler_state import NeuronRules
 from segattn.runner.cli import PARTLY_FAILED
-from segattn.runner.extras import MissingExtraError
 from segattn.scheduler.trace import write_traces
 
 from hypothesis import HealthCheck, Phase, seed, settings  # isort: skip - after fuzz_strategies

@@ -7,8 +7,8 @@ limits are drawn so that every bound of a scheduler is met often.
 from itertools import cycle, islice
 from typing import Any
 
+from segattn.reference.extras import MissingExtraError
 from segattn.reference.paging import num_blocks_for
-from segattn.runner.extras import MissingExtraError
 
 try:
     from hypothesis import strategies as st

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BASE
-from segattn.runner.extras import MissingExtraError
 
 try:
     import matplotlib

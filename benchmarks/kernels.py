@@ -20,9 +20,9 @@ from segattn.benchmarks.device import ITERATIONS, DeviceError
 from segattn.benchmarks.kernels_on_device import run_measured
 from segattn.benchmarks.modelled import COLUMNS, Modelled, model, public_functions, record
 from segattn.benchmarks.targets import PADDED, PADDING_LIMIT, TARGETS, Target
+from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
-from segattn.runner.extras import MissingExtraError
 
 try:
     from rich.console import Console

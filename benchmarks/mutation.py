@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from segattn.benchmarks.mutations import mutations_of
-from segattn.runner.extras import MissingExtraError
+from segattn.reference.extras import MissingExtraError
 
 try:
     import pytest

@@ -18,7 +18,7 @@ from segattn.benchmarks.peer_results import (
     compare,
     run_kernel,
 )
-from segattn.runner.extras import MissingExtraError
+from segattn.reference.extras import MissingExtraError
 
 try:
     import pytest

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from segattn.runner.extras import MissingExtraError
+from segattn.reference.extras import MissingExtraError
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 from segattn.scheduler.vllm_plugin import NeuronAsyncScheduler, NeuronScheduler
 

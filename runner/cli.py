@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from .. import __version__
-from .extras import MissingExtraError
+from ..reference.extras import MissingExtraError
 
 PARTLY_FAILED = 1
 NOTHING_DONE = 2

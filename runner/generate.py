@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from ..kernels.backend import BACKEND
+from ..reference.extras import MissingExtraError
 from ..reference.paging import num_blocks_for
 from ..scheduler import SchedulerConfig
 from .cli import PARTLY_FAILED, failure
 from .engine import Engine
-from .extras import MissingExtraError
 from .llama import DTYPES, Llama, check_dtype
 from .loading import default_model_path, load_checkpoint
 from .progress import phase

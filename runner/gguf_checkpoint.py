@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ..reference.extras import MissingExtraError
 from .checkpoint import Checkpoint, CheckpointError, TensorNames, assemble_weights
-from .extras import MissingExtraError
 from .llama import LlamaConfig
 from .tokenizer import Tokenizer, bpe_backend
 

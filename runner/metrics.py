@@ -4,7 +4,7 @@ Names and labels are vLLM Neuron's (prefix `vllm_neuron:`) and vLLM's (prefix `v
 meaning is the same, so that a dashboard made for them shows these too.
 """
 
-from .extras import MissingExtraError
+from ..reference.extras import MissingExtraError
 from .step import Step
 
 try:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from .extras import MissingExtraError
+from ..reference.extras import MissingExtraError
 
 Advance = Callable[[int], None]
 """Tells how many more units of a phase are done."""

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ..reference.extras import MissingExtraError
 from ..scheduler import SchedulerConfig
 from .compile_plan import GraphShape
-from .extras import MissingExtraError
 from .plain_forward import Comparison
 from .serving import PromptResult
 from .step import Step

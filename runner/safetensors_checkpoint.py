@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..reference.extras import MissingExtraError
 from .checkpoint import Checkpoint, CheckpointError, TensorNames, assemble_weights
-from .extras import MissingExtraError
 from .llama import Array, LlamaConfig
 from .tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .extras import MissingExtraError
+from ..reference.extras import MissingExtraError
 
 if TYPE_CHECKING:
     import tokenizers

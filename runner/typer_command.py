@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from .extras import MissingExtraError
+from ..reference.extras import MissingExtraError
 
 try:
     import typer
