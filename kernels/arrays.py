@@ -82,10 +82,12 @@ class _JaxArrays:
         self.jax = jax
 
     def read(self, array: Any) -> Array:
+        if isinstance(array, self.jax.core.Tracer):
+            raise TypeError("while JAX traces, call the functions of segattn.kernels.jax_ops")
         return np.ascontiguousarray(np.asarray(array))
 
     def open_cache(self, array: Any) -> Array:
-        return np.array(array)
+        return np.array(self.read(array))
 
     def close_cache(self, array: Any, written: Array) -> Any:
         return self.jax.numpy.asarray(written)

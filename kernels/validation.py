@@ -99,10 +99,10 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
 
 
 def check_integer(name: str, value: SupportsIndex) -> int:
-    """`value` as an int."""
+    """`value`, an integer or an array of one, as an int."""
     try:
-        return operator.index(value)
-    except TypeError as error:
+        return operator.index(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name}={value!r}: must be an integer") from error
 
 

@@ -1,0 +1,98 @@
+"""The kernels as torch operators, `torch.ops.segattn.*`; importing this file registers them.
+
+    segmented_attention, paged_decode   -> out
+    padded_prefill                      -> out; writes the caches, which it does not return
+    write_kv_cache                      -> nothing; writes the caches
+
+Arguments, meanings and errors are those of `segattn.kernels`, on CPU tensors, except that scales
+of caches are tensors. `num_tokens` and `prior_tokens` are ints or, in the overload `.tensor`,
+int32 tensors of one element, which a compiled graph does not specialise on. The schemas declare
+which caches are written (`Tensor(a!)`), and a fake kernel gives the shape of every result, so that
+a model compiles as one full graph. No gradient is defined: `backward` through them raises.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .. import kernels
+from ..reference.extras import MissingExtraError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+_CHUNK = "Tensor q, Tensor k, Tensor v, "
+_SCALES = "Tensor? k_scale=None, Tensor? v_scale=None"
+_OPTIONS = (
+    "float? scale=None, int? sliding_window=None, Tensor? sinks=None, "
+    f'{_SCALES}, str softmax="auto", int lnc=1'
+)
+
+
+def _attention(q: Any, *others: Any) -> Any:
+    """The result's shape, dtype and strides."""
+    return q.new_empty(q.shape)
+
+
+def _nothing(*arguments: Any) -> None:
+    """No result."""
+
+
+def _register(
+    name: str, schema: str, host: Callable[..., Any], fake: Callable[..., Any], *written: str
+) -> None:
+    """Make a host function the operator `segattn::name`, whose results `fake` describes.
+
+    The schema names the arguments in the order of the host function; torch leaves out the last
+    ones where they have their default. An operator returns no argument, hence no cache.
+    """
+    names = tuple(inspect.signature(host).parameters)
+
+    def function(*arguments: Any) -> Any:
+        result = host(**dict(zip(names, arguments, strict=False)))
+        if not written:
+            return result
+        return result[0] if fake is _attention else None
+
+    operator = torch.library.custom_op(
+        f"segattn::{name}", function, mutates_args=written, device_types="cpu", schema=schema
+    )
+    operator.register_fake(fake)
+
+
+# torch tries overloads in this order and would read a tensor for an int.
+for _suffix, _length in ((".tensor", "Tensor"), ("", "SymInt")):
+    _register(
+        f"segmented_attention{_suffix}",
+        f"({_CHUNK}Tensor k_cache, Tensor v_cache, Tensor block_table, {_length} prior_tokens, "
+        f"{_length} num_tokens, int kv_segment_size=2048, {_OPTIONS}) -> Tensor",
+        kernels.segmented_attention,
+        _attention,
+    )
+    _register(
+        f"padded_prefill{_suffix}",
+        f"({_CHUNK}Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
+        f"{_length} num_tokens, {_OPTIONS}) -> Tensor",
+        kernels.padded_prefill,
+        _attention,
+        "k_cache",
+        "v_cache",
+    )
+_register(
+    "paged_decode",
+    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor context_lens, "
+    f"Tensor? query_lens=None, {_OPTIONS}) -> Tensor",
+    kernels.paged_decode,
+    _attention,
+)
+_register(
+    "write_kv_cache",
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
+    f"{_SCALES}) -> ()",
+    kernels.write_kv_cache,
+    _nothing,
+    "k_cache",
+    "v_cache",
+)
