@@ -191,6 +191,6 @@ def main(argv: Sequence[str]) -> int:
         if arguments.backend == "device":
             return run_measured(_selected(arguments.only), arguments)
         return run_modelled(arguments)
-    except (ValueError, DeviceError) as error:
+    except (OSError, ValueError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

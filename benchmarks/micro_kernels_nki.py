@@ -177,36 +177,147 @@ def load_kernel(rows: nl.NkiTensor, repeats: int, width: int) -> nl.NkiTensor:
     return out
 
 
+def trip_count(trips: nl.NkiTensor) -> nisa.VirtualRegister:
+    """`trips` [1, 1] int32 in HBM as the end of a dynamic loop."""
+    count = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=count, src=trips)
+    register = nisa.register_alloc()
+    nisa.register_load(register, count)
+    return register
+
+
 @nki.jit
 def loop_kernel(x: nl.NkiTensor, trips: nl.NkiTensor) -> nl.NkiTensor:
     """`trips` [1, 1] int32 trips of a dynamic loop with one small Vector Engine instruction."""
     out = nl.ndarray((PARTITIONS, 64), dtype=nl.float32, buffer=nl.shared_hbm)
     total = nl.ndarray((PARTITIONS, 64), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=total, src=x[:, 0:64])
-    count = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=count, src=trips)
-    register = nisa.register_alloc()
-    nisa.register_load(register, count)
 
     def body(i: nisa.VirtualRegister) -> None:
         nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=1.0)
 
-    nl.fori_loop(0, register, body)
+    nl.fori_loop(0, trip_count(trips), body)
     nisa.dma_copy(dst=out, src=total)
     return out
 
 
 @nki.jit
-def denormal_kernel(x: nl.NkiTensor) -> nl.NkiTensor:
-    """What happens below 2^-126: columns exp(x), x * 2^-20 and the sum of two, of x [128, 3]."""
-    out = nl.ndarray((PARTITIONS, 3), dtype=nl.float32, buffer=nl.shared_hbm)
-    rows = nl.ndarray((PARTITIONS, 3), dtype=nl.float32, buffer=nl.sbuf)
+def loop_load_kernel(
+    rows: nl.NkiTensor, x: nl.NkiTensor, trips: nl.NkiTensor, loads: bool, computes: bool
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Trips of a dynamic loop that load rows [128, 4096] bf16, or add x [128, 512] fp32 to a sum
+    16 times, or both, independent of each other.
+    """
+    loaded = nl.ndarray((PARTITIONS, 64), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    out = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+    stage = nl.ndarray((PARTITIONS, 4096), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.dma_copy(dst=stage, src=rows)
+    added = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=added, src=x)
+    total = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=total, value=0.0)
+
+    def body(i: nisa.VirtualRegister) -> None:
+        nisa.tensor_tensor(dst=total, data1=total, data2=added, op=nl.add)
+        if loads:
+            nisa.dma_copy(dst=stage, src=rows)
+        if computes:
+            for _ in range(15):
+                nisa.tensor_tensor(dst=total, data1=total, data2=added, op=nl.add)
+
+    nl.fori_loop(0, trip_count(trips), body)
+    nisa.dma_copy(dst=out, src=total)
+    nisa.dma_copy(dst=loaded, src=stage[:, 0:64])
+    return out, loaded
+
+
+@nki.jit
+def transpose_load_kernel(
+    x: nl.NkiTensor, repeats: int, transposes: bool, loads: bool
+) -> nl.NkiTensor:
+    """DMA transposes of [128, 512] bf16 within SBUF, loads of x [128, 2048] bf16, or both."""
+    out = nl.ndarray((PARTITIONS, 512), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    stage = nl.ndarray((PARTITIONS, 9 * 2048), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.dma_copy(dst=stage[:, 8 * 2048 : 9 * 2048], src=x)
+    columns = nl.ndarray((PARTITIONS, 8 * 512), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=columns, value=0.0)
+    for i in range(repeats):
+        slot = i % 8
+        if transposes:
+            nisa.dma_transpose(
+                dst=columns.ap(
+                    [[8 * 512, PARTITIONS], [1, 1], [128, 4], [1, 128]], offset=slot * 512
+                ),
+                src=stage.ap([[9 * 2048, PARTITIONS], [1, 1], [128, 4], [1, 128]], offset=8 * 2048),
+            )
+        if loads:
+            nisa.dma_copy(dst=stage[:, slot * 2048 : (slot + 1) * 2048], src=x)
+    nisa.dma_copy(dst=out, src=columns[:, 0:512])
+    return out
+
+
+@nki.jit
+def sustained_matmul_kernel(x: nl.NkiTensor, trips: nl.NkiTensor) -> nl.NkiTensor:
+    """Trips of 64 bf16 matmuls with 512 moving columns; x [128, 768]."""
+    out = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((PARTITIONS, 768), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.dma_copy(dst=rows, src=x)
-    result = nl.ndarray((PARTITIONS, 3), dtype=nl.float32, buffer=nl.sbuf)
+    first = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.psum)
+    second = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.psum)
+
+    def body(i: nisa.VirtualRegister) -> None:
+        for _ in range(32):
+            nisa.nc_matmul(
+                dst=first, stationary=rows[:, 0:128], moving=rows[:, 256:768], accumulate=False
+            )
+            nisa.nc_matmul(
+                dst=second, stationary=rows[:, 128:256], moving=rows[:, 256:768], accumulate=False
+            )
+
+    nl.fori_loop(0, trip_count(trips), body)
+    result = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=first)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def accumulating_trips_kernel(x: nl.NkiTensor, trips: nl.NkiTensor) -> nl.NkiTensor:
+    """x0^T x1 of x [128, 256] bf16, once before a dynamic loop and once in each of its trips, all
+    added up in one PSUM bank.
+    """
+    out = nl.ndarray((PARTITIONS, 128), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((PARTITIONS, 256), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=x)
+    bank = nl.ndarray((PARTITIONS, 128), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=bank, stationary=rows[:, 0:128], moving=rows[:, 128:256], accumulate=False)
+
+    def body(i: nisa.VirtualRegister) -> None:
+        nisa.nc_matmul(
+            dst=bank, stationary=rows[:, 0:128], moving=rows[:, 128:256], accumulate=True
+        )
+
+    nl.fori_loop(0, trip_count(trips), body)
+    result = nl.ndarray((PARTITIONS, 128), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=bank)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def denormal_kernel(x: nl.NkiTensor) -> nl.NkiTensor:
+    """What happens below 2^-126: columns exp(x), x * 2^-20, the sum of two and exp(x), of x
+    [128, 4].
+    """
+    out = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=x)
+    result = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=result[:, 0:1], op=nl.exp, data=rows[:, 0:1])
     nisa.tensor_scalar(
         dst=result[:, 1:2], data=rows[:, 1:2], op0=nl.multiply, operand0=9.5367431640625e-07
     )
     nisa.tensor_tensor(dst=result[:, 2:3], data1=rows[:, 2:3], data2=rows[:, 2:3], op=nl.add)
+    nisa.activation(dst=result[:, 3:4], op=nl.exp, data=rows[:, 3:4])
     nisa.dma_copy(dst=out, src=result)
     return out

@@ -23,14 +23,8 @@ from segattn.benchmarks.device import (
     require_device,
     save_call,
 )
-from segattn.benchmarks.microbenchmarks import (
-    FINDINGS,
-    KERNELS,
-    SHEET,
-    Arguments,
-    Array,
-    Experiment,
-)
+from segattn.benchmarks.microbenchmark_findings import FINDINGS
+from segattn.benchmarks.microbenchmarks import KERNELS, SHEET, Arguments, Array, Experiment
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.result import evaluate
 from segattn.reference.nki.trace import Trace
@@ -75,9 +69,10 @@ def run_experiment(experiment: Experiment, runner: Runner) -> dict[int, float]:
 
 
 def run_sheet(runner: Runner, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """Times per repetition and fitted constants, printed as they come."""
+    """Times per repetition, fitted constants and findings, printed as they come."""
     times: dict[str, dict[int, float]] = {}
     constants: dict[str, float] = {}
+    findings: dict[str, bool] = {}
     for experiment in experiments:
         measured = times[experiment.name] = run_experiment(experiment, runner)
         fitted = experiment.fit(measured)
@@ -86,7 +81,11 @@ def run_sheet(runner: Runner, experiments: Sequence[Experiment]) -> dict[str, An
         print(f"{experiment.name}: {experiment.question}\n  {shown}")
         for name, value in fitted.items():
             print(f"  {name} = {value:.4g} (base {getattr(BASE, name):.4g})")
-    return {"ns_per_repetition": times, "constants": constants}
+        answers = experiment.answers(measured)
+        findings.update(answers)
+        for name, answer in answers.items():
+            print(f"  {name}: {answer}")
+    return {"ns_per_repetition": times, "constants": constants, "findings": findings}
 
 
 def run_findings(results_of: Callable[[str, Arguments], Array]) -> dict[str, bool]:
@@ -134,13 +133,14 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(argv)
     if options.backend == "interpreter":
         print("Modelled with the constants of the cost model, nothing measured.")
-        results = {"kind": "modelled", **run_sheet(modelled_runner(), SHEET)}
+        interpreted = [each for each in SHEET if not each.device_only]
+        results = {"kind": "modelled", **run_sheet(modelled_runner(), interpreted)}
     else:
         try:
             require_device()
             runner = _device_runner(options.calls, options.nrtpy_python)
             results = {"kind": "measured", **run_sheet(runner, SHEET)}
-            results["findings"] = run_findings(_device_results(options.calls))
+            results["findings"] |= run_findings(_device_results(options.calls))
         except DeviceError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -25,6 +25,10 @@ KERNELS = "benchmarks.micro_kernels_nki"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
+def _no_answers(times: Times) -> dict[str, bool]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One question to the hardware."""
@@ -40,6 +44,10 @@ class Experiment:
     """Arguments of the kernel for (point, repetitions)."""
     fit: Callable[[Times], dict[str, float]]
     """Constants of the cost model from the times."""
+    answers: Callable[[Times], dict[str, bool]] = _no_answers
+    """What the times say where the model has no constant for it."""
+    device_only: bool = False
+    """Too long to interpret."""
 
     def per_repetition(self, ns: Callable[[Arguments], float]) -> dict[int, float]:
         """Time of one repetition at each point; `ns` times the kernel on some arguments."""
@@ -61,6 +69,11 @@ def _index(skipped: bool = False) -> Array:
     if skipped:
         index[::2] = -1
     return index
+
+
+def trip_count(count: int) -> Array:
+    """The end of a dynamic loop, [1, 1] int32."""
+    return np.array([[count]], np.int32)
 
 
 def _overhead_cycles(times: Times, ghz: float) -> float:
@@ -107,6 +120,28 @@ def _nothing(times: Times) -> dict[str, float]:
     return {}
 
 
+def _row_tile_answers(times: Times) -> dict[str, bool]:
+    return {"row_tiles_run_side_by_side": times[512] < 0.75 * 512 / BASE.tensor_ghz}
+
+
+def _loop_load_answers(times: Times) -> dict[str, bool]:
+    """Points: 0 neither, 1 loads, 2 computes, 3 both; half of the shorter must be hidden."""
+    load, compute, both = (times[point] - times[0] for point in (1, 2, 3))
+    return {"loads_overlap_loop_edges": both < load + compute - min(load, compute) / 2}
+
+
+def _transpose_load_answers(times: Times) -> dict[str, bool]:
+    """Points: 1 transposes, 2 loads, 3 both."""
+    free = times[3] < times[1] + times[2] - min(times[1], times[2]) / 2
+    return {"dma_transposes_leave_loads_their_rate": free}
+
+
+def _sustained_answers(times: Times) -> dict[str, bool]:
+    """Points: trips. 5 % are more than the loop's edges can explain."""
+    short, long = (times[trips] / trips for trips in sorted(times))
+    return {"sustained_matmuls_are_throttled": long > 1.05 * short}
+
+
 SHEET: tuple[Experiment, ...] = (
     Experiment(
         "exp",
@@ -135,6 +170,21 @@ SHEET: tuple[Experiment, ...] = (
         (32, 128),
         lambda columns, n: {"x": _rows(columns, _BF16), "repeats": n},
         _fit_chip_transpose,
+    ),
+    Experiment(
+        "transpose_load",
+        "do DMA transposes (1) take time from loads of four times their bytes (2), together (3)?",
+        "transpose_load_kernel",
+        (1, 2, 3),
+        (32, 128),
+        lambda point, n: {
+            "x": _rows(2048, _BF16),
+            "repeats": n,
+            "transposes": point != 2,
+            "loads": point != 1,
+        },
+        _nothing,
+        _transpose_load_answers,
     ),
     Experiment(
         "gather_transpose",
@@ -189,8 +239,24 @@ SHEET: tuple[Experiment, ...] = (
         "loop_kernel",
         (0,),
         (8, 72),
-        lambda _, n: {"x": _rows(64), "trips": np.array([[n]], np.int32)},
+        lambda _, n: {"x": _rows(64), "trips": trip_count(n)},
         _fit_loop,
+    ),
+    Experiment(
+        "loop_load",
+        "do loads go on over the edges of a dynamic loop? Neither (0), loads (1), sums (2), both",
+        "loop_load_kernel",
+        (0, 1, 2, 3),
+        (8, 72),
+        lambda point, n: {
+            "rows": _rows(4096, _BF16),
+            "x": _rows(512),
+            "trips": trip_count(n),
+            "loads": point in (1, 3),
+            "computes": point in (2, 3),
+        },
+        _nothing,
+        _loop_load_answers,
     ),
     Experiment(
         "row_tiles",
@@ -200,6 +266,7 @@ SHEET: tuple[Experiment, ...] = (
         (128, 512),
         lambda columns, n: {"x": _rows(640, _BF16), "repeats": n, "columns": columns},
         _nothing,
+        _row_tile_answers,
     ),
     Experiment(
         "evict",
@@ -210,44 +277,16 @@ SHEET: tuple[Experiment, ...] = (
         lambda columns, n: {"x": _rows(512), "repeats": n, "columns": columns},
         _fit_vector,
     ),
+    Experiment(
+        "sustained",
+        "does the Tensor Engine keep its clock? Trips of 64 matmuls, 8 and 20000 (0.3 s)",
+        "sustained_matmul_kernel",
+        (8, 20000),
+        (1, 3),
+        lambda trips, n: {"x": _rows(768, _BF16), "trips": trip_count(trips * n)},
+        _nothing,
+        _sustained_answers,
+        device_only=True,
+    ),
 )
-"""All experiments on times. `FINDINGS` are questions of values."""
-
-
-def _denormal_inputs() -> Arguments:
-    """exp(-90), 2^-120 * 2^-20 and 2^-128 + 2^-128 are denormal."""
-    x = np.empty((128, 3), np.float32)
-    x[:] = (-90.0, 2.0**-120, 2.0**-128)
-    return {"x": x}
-
-
-def _denormal_findings(arguments: Arguments, result: Array) -> dict[str, bool]:
-    names = ("scalar_engine_exp", "vector_engine_product", "vector_engine_inputs")
-    return {f"{name}_flushes": bool((result[:, i] == 0).all()) for i, name in enumerate(names)}
-
-
-def _group_inputs() -> Arguments:
-    """Small integers: every product and sum is exact."""
-    return {"x": np.random.default_rng(0).integers(-4, 5, (128, 512)).astype(_BF16)}
-
-
-def _group_findings(arguments: Arguments, result: Array) -> dict[str, bool]:
-    x = arguments["x"].astype(np.float64)
-    halves = [4 * x[:, c : c + 128].T @ x[:, c + 128 : c + 256] for c in (0, 256)]
-    exact = np.array_equal(result.astype(np.float64), np.concatenate(halves, axis=1))
-    return {"interleaved_groups_in_one_bank_are_exact": bool(exact)}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A question that the values of one run answer."""
-
-    kernel: str
-    arguments: Callable[[], Arguments]
-    answers: Callable[[Arguments, Array], dict[str, bool]]
-
-
-FINDINGS = (
-    Finding("denormal_kernel", _denormal_inputs, _denormal_findings),
-    Finding("interleaved_groups_kernel", _group_inputs, _group_findings),
-)
+"""All experiments on times; questions of values are in `microbenchmark_findings`."""

@@ -7,10 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from segattn.benchmarks import micro_kernels_nki, microbenchmark_command
+from segattn.benchmarks import kernels, micro_kernels_nki, microbenchmark_command
 from segattn.benchmarks.microbenchmark_command import modelled_runner, run_findings, run_sheet
 from segattn.benchmarks.microbenchmarks import SHEET, Arguments, Array, Experiment
+from segattn.benchmarks.targets import Target
+from segattn.benchmarks.workloads import CacheWrite
 from segattn.reference.nki.cost.constants import BASE, CostConstants
+
+EXACT = (
+    "interleaved_groups_in_one_bank_are_exact",
+    "psum_accumulates_over_loop_trips",
+    "exp_of_minus_30000_is_zero",
+)
 
 HIDDEN: dict[str, float] = {
     "scalar_overhead_cycles": 224,
@@ -22,7 +30,7 @@ HIDDEN: dict[str, float] = {
     "loop_iteration_ns": 3500,
     "vector_overhead_cycles": 40,
 }
-SHORT = tuple(replace(e, counts=(16, 32)) for e in SHEET)
+SHORT = tuple(replace(e, counts=(16, 32)) for e in SHEET if not e.device_only)
 
 
 @pytest.mark.parametrize("experiment", SHORT, ids=[e.name for e in SHORT])
@@ -49,16 +57,67 @@ def test_the_results_file_feeds_the_cost_model(
     assert CostConstants.from_results(path).scalar_overhead_cycles == pytest.approx(64)
 
 
+def test_kernels_are_modelled_with_what_a_results_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "TARGETS", (Target(CacheWrite(128), 0.0, "hbm"),))
+
+    def modelled_us(measured: dict[str, float]) -> float:
+        path, out = tmp_path / "measured.json", tmp_path / "kernels.json"
+        path.write_text(json.dumps({"kind": "measured", "constants": measured}))
+        assert kernels.main(["--constants", str(path), "--json", str(out)]) == 0
+        (row,) = json.loads(out.read_text())["rows"]
+        return float(row["us"]["base"])
+
+    # The write is a handful of DMAs, one after the other for each cache.
+    assert modelled_us({"dma_first_byte_ns": 100_000}) > modelled_us({}) + 100
+    assert kernels.main(["--constants", str(tmp_path / "absent.json")]) == 2
+
+
 def test_findings_tell_kept_from_flushed_denormals_and_exact_from_mixed_groups() -> None:
     def on_interpreter(kernel: str, arguments: Arguments) -> Array:
         result: Array = getattr(micro_kernels_nki, kernel)(**arguments)
         return result
 
     found = run_findings(on_interpreter)
-    groups = found.pop("interleaved_groups_in_one_bank_are_exact")
-    assert groups
+    assert [found.pop(name) for name in EXACT] == [True] * 3
     assert not any(found.values())  # the interpreter keeps denormals
 
     zeros = run_findings(lambda kernel, arguments: np.zeros((128, 256), np.float32))
-    assert not zeros.pop("interleaved_groups_in_one_bank_are_exact")
+    assert [zeros.pop(name) for name in EXACT] == [False, False, True]
     assert all(zeros.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "answer"),
+    [
+        ("row_tiles", {512: 107.0}, True),
+        ("row_tiles", {512: 213.0}, False),
+        ("loop_load", {0: 2000.0, 1: 6000.0, 2: 7000.0, 3: 7500.0}, True),
+        ("loop_load", {0: 2000.0, 1: 6000.0, 2: 7000.0, 3: 11000.0}, False),
+        ("transpose_load", {1: 1000.0, 2: 1500.0, 3: 1600.0}, True),
+        ("transpose_load", {1: 1000.0, 2: 1500.0, 3: 2500.0}, False),
+        ("sustained", {8: 8 * 15e3, 20000: 20000 * 20e3}, True),
+        ("sustained", {8: 8 * 15e3, 20000: 20000 * 15e3}, False),
+    ],
+)
+def test_times_answer_what_no_constant_holds(
+    name: str, times: dict[int, float], answer: bool
+) -> None:
+    (experiment,) = (each for each in SHEET if each.name == name)
+    assert list(experiment.answers(times).values()) == [answer]
+
+
+def test_the_sustained_matmuls_are_those_of_one_trip() -> None:
+    (experiment,) = (each for each in SHEET if each.device_only)
+    arguments = experiment.arguments(2, 1)
+    out = micro_kernels_nki.sustained_matmul_kernel(**arguments)
+    x = arguments["x"].astype(np.float64)
+    np.testing.assert_allclose(out, x[:, :128].T @ x[:, 256:], rtol=1e-4, atol=1e-3)
+
+
+def test_the_model_lets_loads_pass_the_edges_of_a_loop() -> None:
+    (experiment,) = (each for each in SHORT if each.name == "loop_load")
+    assert run_sheet(modelled_runner(), [experiment])["findings"] == {
+        "loads_overlap_loop_edges": True
+    }
