@@ -3,102 +3,63 @@
 from typing import Any
 
 from .backend import nisa, nl
-from .bounded import BLOCK_TILES, BoundedRows, values_with_ones
-from .loading import (
-    RowTiles,
-    each_element,
-    load_row_tiles,
-    row_tile_view,
-    runs_of,
-    zero_rows,
-)
-from .masks import valid_rows
+from .bounded import BoundedRows
+from .bounded_result import BoundedResult
+from .chunk_stream import ChunkStream
 from .prior_stream import PriorStream
-from .shift_estimate import ShiftEstimate, largest_norm_on_scalar
+from .shift_estimate import estimate_shift
 from .tile_schedule import PARTITIONS, Share
 from .write_kv_cache_nki import CacheWriter
 
 
 def attend_chunk_bounded(
     rows: BoundedRows,
-    q: nl.NkiTensor,  # [H, S, d] HBM
-    k: nl.NkiTensor,  # [KV, S, d] HBM
-    v: nl.NkiTensor,  # [KV, S, d] HBM
-    kv_head: int,
-    every_valid: nl.NkiTensor,  # [128, S / 128] uint8: real rows of the chunk
+    chunk: ChunkStream,
     tile_valid: nl.NkiTensor,  # [128, tiles] uint8: real rows of the share
-    streams: list[PriorStream],  # whose first segments are prepared beside
+    prior: PriorStream | None,  # whose first segments are prepared beside
     writer: CacheWriter | None,  # that stores the chunk beside
+    result: BoundedResult | None,  # that stores blocks beside later ones: there is no prior
 ) -> None:
-    """Every block of a share over the chunk, the longest first."""
-    _, num_rows, d = k.shape
-    num_tiles = num_rows // PARTITIONS
-    share = rows.share
-    every_tile: list[int] = []
-    for tile in range(num_tiles):
-        every_tile.append(tile)
-    k_rows = load_row_tiles(k, kv_head, 1, every_tile)
-    q_rows = load_queries_backwards(q, share)
-    v_rows = load_row_tiles(v, kv_head, 1, every_tile)
-    for stream in streams:
-        stream.prior.clear_staging()
-        stream.fetch_blocks()
-    k_real = zero_rows(k_rows, each_element(every_valid, 1, d), k.dtype)
-    keys = nl.ndarray((d, num_rows), dtype=k.dtype, buffer=nl.sbuf)
-    rows.transpose(RowTiles(k_real, d, d), 0, num_tiles, keys)
-    shifts = ShiftEstimate(rows, q_rows, tile_valid)
-    values = nl.ndarray((PARTITIONS, num_tiles * (d + 1)), dtype=v.dtype, buffer=nl.sbuf)
-    last = rows.num_blocks - 1
-    shifts.stage(last, 0)
-    longest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    largest_norm_on_scalar(k_real, num_tiles, longest)
-    shifts.stage(last, 1)
-    nisa.tensor_copy(dst=shifts.longest_key, src=rows.largest(longest))
-    shifts.stage(last, 2)
-    shifts.stage(last, 3)
-    values_with_ones(v_rows, every_valid, values, 0, num_tiles)
-    for stream in streams:
-        stream.fetch_rows()
+    """Every block of a share over the chunk."""
+    ones = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    # ACT loads the table of exp while it waits.
+    number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=number, value=0.0, engine=nisa.engine.gpsimd)
+    nisa.activation(dst=number, op=nl.exp, data=number)
+    if prior is not None:
+        prior.fetch_first()
+    chunk.tile_valid = tile_valid
+    chunk.finish_sample()
+    first = rows.row_tile(0) * PARTITIONS
+    estimate_shift(rows, chunk.keys[:, first : first + PARTITIONS], ones)
+    if writer is not None and writer.steps == 0:
+        writer.prepare()
+    chunk.load_rest()
     others: list[Any] = []
-    for stream in streams:
-        others.append(stream)
+    rows.beside = [[chunk]]
+    if prior is not None:
+        prior.fetch_others()
+        for segment in prior.first_segments:
+            others.append(segment)
+            rows.beside.append([segment])
     if writer is not None:
         others.append(writer)
-    rows.beside = [[shifts], others]
-    for i in range(rows.num_blocks):
-        block = last - i
-        shifts.finish_block(block)
-        rows.attend_chunk(keys, values, block)
+        rows.beside.append([writer])
+    if result is not None:
+        others.append(result)
+        rows.beside[0].append(result)
+        rows.result = result
+    for block in range(rows.num_blocks):
+        chunk.finish_upto(block)
+        rows.attend_chunk(chunk.keys, chunk.values, block)
     rows.drain()
     for work in others:
         work.finish()
 
 
-def load_queries_backwards(q: nl.NkiTensor, share: Share) -> nl.NkiTensor:
-    """Query rows of a share, [128, (row tile, head, d)], loaded in pieces, the last rows first."""
-    d = q.shape[2]
-    tiles = len(share.row_tiles)
-    width = share.num_heads * d
-    rows = nl.ndarray((PARTITIONS, tiles * width), dtype=q.dtype, buffer=nl.sbuf)
-    piece = max(1, BLOCK_TILES // share.num_heads)
-    num_pieces = (tiles + piece - 1) // piece
-    for i in range(num_pieces):
-        first = (num_pieces - 1 - i) * piece
-        count = min(piece, tiles - first)
-        for run in runs_of(share.row_tiles, first, count):
-            tile, length = run
-            nisa.dma_copy(
-                dst=rows[:, tile * width : (tile + length) * width],
-                src=row_tile_view(
-                    q, share.first_head, share.num_heads, share.row_tiles[tile], length
-                ),
-            )
-    return rows
-
-
-def share_valid(num_tokens: nl.NkiTensor, share: Share) -> nl.NkiTensor:
-    """[128, tiles] uint8: real rows of a share, tile i * num_heads + h."""
-    valid = valid_rows(num_tokens, share.row_tiles)
+def share_valid(valid: nl.NkiTensor, share: Share) -> nl.NkiTensor:
+    """[128, tiles] uint8 from valid_rows: real rows of a share, tile i * num_heads + h."""
     tiles = len(share.row_tiles)
     every = nl.ndarray((PARTITIONS, tiles * share.num_heads), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(

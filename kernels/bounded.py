@@ -1,13 +1,13 @@
-"""Bounded softmax: scores transposed, one fixed shift per block of queries, verified at the end.
+"""Bounded softmax: scores transposed, one fixed shift per share, verified at the end.
 
 Keys lie on partitions. Scores of 128 keys against a block of up to 512 queries come out of PE as
 [128 keys, 512 queries]; exp goes straight from PSUM to the weights in SBUF, and these are the
 stationary operand of P V, whose moving operand is [values | 1]: the last column is the row sum. No
 maximum is taken, no weight is transposed, nothing is rescaled.
 
-The shift c of a block is scale * max|q| * max|k| - HEADROOM over the block's real queries and the
-chunk's own keys. It is an estimate, not a promise: cached keys may be longer. What makes a result
-right is the check on the row sum l of every real row,
+The shift c of a share is the largest of a sample of its scores minus HEADROOM (shift_estimate.py).
+It is an estimate: other scores may be larger, other rows may see smaller ones only. What makes a
+result right is the check on the row sum l of every real row,
 
     SMALLEST_SUM <= l <= LARGEST_SUM, and the row's output is finite:
 
@@ -38,6 +38,9 @@ LAG = 4
 WEIGHT_BUFFERS = 8
 """Weight tiles in SBUF, at least LAG + 1: fewer would overwrite weights before P V reads them."""
 
+SCALAR_BLOCKS = 4
+"""Blocks of a chunk whose exp takes less time than what DVE has to do for them."""
+
 SUM_BANKS = BLOCK_TILES // 2
 """PSUM banks of the P V results of a block, two row tiles each; their ends serve transposes."""
 
@@ -58,6 +61,12 @@ class Macro(nl.NKIObject):
     add: bool  # the pass adds to the accumulator instead of setting it
 
 
+def num_blocks_of(share: Share) -> int:
+    """Blocks of a share's row tiles."""
+    tiles = share.num_heads * len(share.row_tiles)
+    return (tiles + BLOCK_TILES - 1) // BLOCK_TILES
+
+
 class BoundedRows(nl.NKIObject):
     """The queries of a share, their accumulators, and the pipeline that fills these.
 
@@ -67,11 +76,11 @@ class BoundedRows(nl.NKIObject):
     def __init__(self, share: Share, d: int, dtype: str, scale: float) -> None:
         self.share = share
         self.num_tiles = share.num_heads * len(share.row_tiles)
-        self.num_blocks = (self.num_tiles + BLOCK_TILES - 1) // BLOCK_TILES
+        self.num_blocks = num_blocks_of(share)
         self.d = d
         self.scale = scale
         self.queries = nl.ndarray((d, self.num_tiles * PARTITIONS), dtype=dtype, buffer=nl.sbuf)
-        self.neg_shift = nl.ndarray((PARTITIONS, self.num_blocks), dtype=nl.float32, buffer=nl.sbuf)
+        self.neg_shift = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         self.acc = nl.ndarray(
             (PARTITIONS, self.num_tiles * (d + 1)), dtype=nl.float32, buffer=nl.sbuf
         )
@@ -90,10 +99,18 @@ class BoundedRows(nl.NKIObject):
         # Queues of work that is issued in small steps between macros: objects with step, done and
         # steps. Each queue gives one step per macro.
         self.beside: list[list[Any]] = []
+        # Told of each block of the chunk that is complete, by add_block.
+        self.result: Any = None
 
     def tiles_of(self, block: int) -> int:
         """Row tiles of a block."""
         return min(BLOCK_TILES, self.num_tiles - block * BLOCK_TILES)
+
+    def idle_engine(self, block: int) -> nisa.engine:
+        """Who brings results of a chunk's block from PSUM to SBUF: ACT in the first, short ones."""
+        if block < SCALAR_BLOCKS:
+            return nisa.engine.scalar
+        return nisa.engine.vector
 
     def row_tile(self, t: int) -> int:
         """Row tile of the chunk that tile t of the share is."""
@@ -118,7 +135,6 @@ class BoundedRows(nl.NKIObject):
                 moving=self.queries[:, query + skip : query + columns],
                 accumulate=False,
             )
-        bias = self.neg_shift[:, block : block + 1]
         together = count
         if macro.first_tiles[0] != macro.first_tiles[count - 1]:
             together = 1
@@ -132,7 +148,7 @@ class BoundedRows(nl.NKIObject):
             offset = i * MATMUL_COLUMNS + skip
             nisa.activation(
                 dst=weights.ap(pattern, offset=offset), op=nl.exp,
-                data=scores.ap(pattern, offset=offset), bias=bias, scale=exp_scale,
+                data=scores.ap(pattern, offset=offset), bias=self.neg_shift, scale=exp_scale,
             )  # fmt: skip
         for i in range(count):
             begin = macro.first_tiles[i]
@@ -184,7 +200,11 @@ class BoundedRows(nl.NKIObject):
                 if macro.add:
                     nisa.tensor_tensor(dst=acc, data1=total_of_bank, data2=acc, op=nl.add)
                 else:
-                    nisa.tensor_copy(dst=acc, src=total_of_bank)
+                    nisa.tensor_copy(
+                        dst=acc, src=total_of_bank, engine=self.idle_engine(macro.block)
+                    )
+            if self.result is not None:
+                self.result.add_block(macro.block)
         self.retired = self.retired + 1
 
     def drain(self) -> None:
@@ -247,7 +267,6 @@ class BoundedRows(nl.NKIObject):
                     ),
                     exp_scale,
                 )  # fmt: skip
-        self.drain()
 
     def spare(self, bank: int, num_rows: int, first: int, columns: int, dtype: str) -> nl.NkiTensor:
         """Columns of the unused end of a P V bank, as `dtype`; `first` counts from that end."""
@@ -259,7 +278,12 @@ class BoundedRows(nl.NKIObject):
         )  # fmt: skip
 
     def transpose(
-        self, tiles: RowTiles, first_tile: int, num_tiles: int, columns: nl.NkiTensor
+        self,
+        tiles: RowTiles,
+        first_tile: int,
+        num_tiles: int,
+        columns: nl.NkiTensor,
+        engine: nisa.engine = nisa.engine.vector,
     ) -> None:
         """Row tiles of d features into columns [d, num_tiles * 128], through the spare PSUM."""
         dtype = tiles.rows.dtype
@@ -278,14 +302,15 @@ class BoundedRows(nl.NKIObject):
             nisa.tensor_copy(
                 dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS],
                 src=self.spare(bank, self.d, 0, count * PARTITIONS, dtype),
+                engine=engine,
             )
 
-    def largest(self, column: nl.NkiTensor) -> nl.NkiTensor:
-        """[1, 1] fp32: the maximum of a [128, 1] fp32 column."""
+    def over_partitions(self, column: nl.NkiTensor, op: Any) -> nl.NkiTensor:
+        """[1, 1] fp32: the maximum or minimum of a [128, 1] fp32 column."""
         row = self.spare(0, 1, 0, PARTITIONS, nl.float32)
         nisa.nc_transpose(dst=row, data=column, engine=nisa.engine.tensor)
         number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=number, op=nl.maximum, data=row, axis=1, keepdims=True)
+        nisa.tensor_reduce(dst=number, op=op, data=row, axis=1, keepdims=True)
         return number
 
 

@@ -1,4 +1,4 @@
-"""The result of the bounded softmax: normalised, checked row by row, stored."""
+"""The result of the bounded softmax: normalised, checked row by row, stored piece by piece."""
 
 from .backend import nisa, nl
 from .bounded import BLOCK_TILES, BoundedRows
@@ -10,116 +10,186 @@ SMALLEST_SUM = 8.75651076269652e-27
 
 LARGEST_SUM = 1.0e37
 
+TILES_PER_STEP = 2
+"""Tiles that one step normalises."""
 
-def finish_bounded(
-    rows: BoundedRows,
-    out: nl.NkiTensor,  # [H, S, d] HBM
-    tile_valid: nl.NkiTensor,  # [128, tiles] uint8
-    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-    value_scale: float | nl.NkiTensor,
-) -> nl.NkiTensor:
-    """Normalise and store; [1, 1] int32: whether a real row failed the check.
 
-    Tiles are normalised by ACT and DVE in turn, which also sum each row of the result: an infinity
-    or NaN among the values makes the sum one.
+class BoundedResult(nl.NKIObject):
+    """Turns the accumulators of a share into its rows of the result and its flag.
+
+    A *piece* is the row tiles of about one block, all heads of them: what one DMA stores. Steps are
+    issued beside macros where later blocks are still computed, or all at the end.
     """
-    d, tiles = rows.d, rows.num_tiles
-    inverse, trusted = row_sums(rows, sinks, tile_valid, value_scale)
-    finite = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
-    share = rows.share
-    heads = share.num_heads
-    piece = max(1, BLOCK_TILES // heads)
-    for first in range(0, len(share.row_tiles), piece):
-        row_tiles = min(piece, len(share.row_tiles) - first)
-        result = nl.ndarray((PARTITIONS, row_tiles * heads * d), dtype=out.dtype, buffer=nl.sbuf)
-        for i in range(row_tiles * heads):
-            t = first * heads + i
-            own = rows.acc[:, t * (d + 1) : t * (d + 1) + d]
-            normalised = result[:, i * d : (i + 1) * d]
-            if t % 2 == 0:
-                nisa.activation(
-                    dst=normalised, op=nl.copy, data=own, scale=inverse[:, t : t + 1],
-                    reduce_op=nl.add, reduce_res=finite[:, t : t + 1],
-                    reduce_cmd=nisa.reduce_cmd.reset_reduce,
-                )  # fmt: skip
-            else:
-                nisa.tensor_scalar_reduce(
-                    dst=normalised, data=own, op0=nl.multiply, operand0=inverse[:, t : t + 1],
-                    reduce_op=nl.add, reduce_res=finite[:, t : t + 1],
-                )  # fmt: skip
+
+    def __init__(
+        self,
+        rows: BoundedRows,
+        out: nl.NkiTensor,  # [H, S, d] HBM
+        tile_valid: nl.NkiTensor,  # [128, tiles] uint8
+        sinks: nl.NkiTensor | None,  # [128, tiles] fp32
+        value_scale: float | nl.NkiTensor,
+    ) -> None:
+        share = rows.share
+        shape = (PARTITIONS, rows.num_tiles)
+        self.rows = rows
+        self.out = out
+        self.tile_valid = tile_valid
+        self.sinks = sinks
+        self.value_scale = value_scale
+        self.inverse = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        # 1.0 where a real row's sum is not accurate; sum of each row of the result.
+        self.inaccurate = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        self.result_sum = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        self.piece = max(1, BLOCK_TILES // share.num_heads)
+        self.num_pieces = (len(share.row_tiles) + self.piece - 1) // self.piece
+        self.results: list[nl.NkiTensor] = []
+        # Steps that can be issued: first tile, the one after the last, whether to begin with the
+        # factors of their piece.
+        self.order: list[tuple[int, int, bool]] = []
+        self.steps = 0
+        self.done = 0
+        self.ready_pieces = 0
+
+    def tiles_of(self, piece: int) -> tuple[int, int]:
+        """First tile of a piece and the one after its last."""
+        heads = self.rows.share.num_heads
+        first = piece * self.piece * heads
+        return first, min(first + self.piece * heads, self.rows.num_tiles)
+
+    def add_block(self, block: int) -> None:
+        """Add the steps of the pieces that are complete with this block."""
+        complete = block * BLOCK_TILES + self.rows.tiles_of(block)
+        while self.ready_pieces < self.num_pieces:
+            if self.tiles_of(self.ready_pieces)[1] > complete:
+                break
+            self.add(self.ready_pieces, True)
+            self.ready_pieces = self.ready_pieces + 1
+
+    def add(self, piece: int, with_factors: bool) -> None:
+        """Add the steps of a piece."""
+        first, end = self.tiles_of(piece)
+        for t in range(first, end, TILES_PER_STEP):
+            self.order.append((t, min(end, t + TILES_PER_STEP), with_factors and t == first))
+        self.steps = len(self.order)
+
+    def add_all(self) -> None:
+        """Add all steps, the factors of all tiles together."""
+        self.factors(0, self.rows.num_tiles)
+        for piece in range(self.num_pieces):
+            self.add(piece, False)
+
+    def step(self) -> None:
+        """The next step beside macros: ACT is busy with exp, DVE is not."""
+        self.take_step(False)
+
+    def finish(self) -> None:
+        """All steps that are left, on ACT and DVE in turn."""
+        while self.done < self.steps:
+            self.take_step(True)
+
+    def take_step(self, with_scalar: bool) -> None:
+        """Normalise some tiles; store their piece if they are its last."""
+        begin, end, with_factors = self.order[self.done]
+        piece = begin // (self.piece * self.rows.share.num_heads)
+        if with_factors:
+            first, last = self.tiles_of(piece)
+            self.factors(first, last)
+        for t in range(begin, end):
+            self.normalise(t, with_scalar and t % 2 == 0)
+        if end == self.tiles_of(piece)[1]:
+            self.store(piece)
+        self.done = self.done + 1
+
+    def factors(self, first: int, end: int) -> None:
+        """The factor of each row's accumulator, and whether its sum is accurate.
+
+        The factor of a padding row is 0. Its query is zero, so its accumulator is finite unless the
+        values are extreme; then the row is not finite, which raises the flag like any other.
+        """
+        rows = self.rows
+        d, count = rows.d, end - first
+        shape = (PARTITIONS, count)
+        total = rows.acc.ap(
+            [[rows.num_tiles * (d + 1), PARTITIONS], [d + 1, count]], offset=first * (d + 1) + d
+        )
+        trusted = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=trusted, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM)
+        if self.sinks is not None:
+            weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.activation(
+                dst=weight, op=nl.exp, data=self.sinks[:, first:end], bias=rows.neg_shift
+            )
+            nisa.tensor_tensor(dst=weight, data1=total, data2=weight, op=nl.add)
+            total = weight
+        nisa.scalar_tensor_tensor(
+            dst=trusted, data=total, op0=nl.less_equal, operand0=LARGEST_SUM, op1=nl.multiply,
+            operand1=trusted,
+        )  # fmt: skip
+        valid = self.tile_valid[:, first:end]
+        nisa.scalar_tensor_tensor(
+            dst=self.inaccurate[:, first:end], data=trusted, op0=nl.less, operand0=0.5,
+            op1=nl.multiply, operand1=valid,
+        )  # fmt: skip
+        inverse = self.inverse[:, first:end]
+        nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
+        nisa.reciprocal(dst=inverse, data=inverse)
+        nisa.scalar_tensor_tensor(
+            dst=inverse, data=inverse, op0=nl.multiply, operand0=self.value_scale, op1=nl.multiply,
+            operand1=valid,
+        )  # fmt: skip
+
+    def normalise(self, t: int, on_scalar: bool) -> None:
+        """A tile of the result, and the sum of each row: not finite if one of its values is not."""
+        rows = self.rows
+        d = rows.d
+        piece = t // (self.piece * rows.share.num_heads)
+        first, end = self.tiles_of(piece)
+        if t == first:
+            self.results.append(
+                nl.ndarray((PARTITIONS, (end - first) * d), dtype=self.out.dtype, buffer=nl.sbuf)
+            )
+        own = rows.acc[:, t * (d + 1) : t * (d + 1) + d]
+        result = self.results[piece]
+        normalised = result[:, (t - first) * d : (t - first + 1) * d]
+        if on_scalar:
+            nisa.activation(
+                dst=normalised, op=nl.copy, data=own, scale=self.inverse[:, t : t + 1],
+                reduce_op=nl.add, reduce_res=self.result_sum[:, t : t + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )  # fmt: skip
+        else:
+            nisa.tensor_scalar_reduce(
+                dst=normalised, data=own, op0=nl.multiply, operand0=self.inverse[:, t : t + 1],
+                reduce_op=nl.add, reduce_res=self.result_sum[:, t : t + 1],
+            )  # fmt: skip
+
+    def store(self, piece: int) -> None:
+        """Store a piece."""
+        share = self.rows.share
+        heads, d = share.num_heads, self.rows.d
+        first = piece * self.piece
+        row_tiles = min(self.piece, len(share.row_tiles) - first)
         for run in runs_of(share.row_tiles, first, row_tiles):
             tile, count = run
             begin = (tile - first) * heads * d
             nisa.dma_copy(
-                dst=row_tile_view(out, share.first_head, heads, share.row_tiles[tile], count),
-                src=result[:, begin : begin + count * heads * d],
+                dst=row_tile_view(self.out, share.first_head, heads, share.row_tiles[tile], count),
+                src=self.results[piece][:, begin : begin + count * heads * d],
             )
-    return any_failed(rows, trusted, finite, tile_valid)
 
-
-def row_sums(
-    rows: BoundedRows,
-    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-    tile_valid: nl.NkiTensor,  # [128, tiles] uint8
-    value_scale: float | nl.NkiTensor,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """[128, tiles] fp32 each: the factor of a row's accumulator; 1.0 where its sum is accurate.
-
-    The factor of a padding row is 0. Its query is zero, so its accumulator is finite unless the
-    values are extreme; then the row is not finite, which raises the flag like any other.
-    """
-    d, tiles = rows.d, rows.num_tiles
-    shape = (PARTITIONS, tiles)
-    own_sum = rows.acc.ap([[tiles * (d + 1), PARTITIONS], [d + 1, tiles], [1, 1]], offset=d)
-    total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=total, src=own_sum)
-    trusted = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=trusted, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM)
-    if sinks is not None:
-        weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        for block in range(rows.num_blocks):
-            first = block * BLOCK_TILES
-            last = first + rows.tiles_of(block)
-            nisa.activation(
-                dst=weight[:, first:last], op=nl.exp, data=sinks[:, first:last],
-                bias=rows.neg_shift[:, block : block + 1],
-            )  # fmt: skip
-        nisa.tensor_tensor(dst=total, data1=total, data2=weight, op=nl.add)
-    nisa.scalar_tensor_tensor(
-        dst=trusted, data=total, op0=nl.less_equal, operand0=LARGEST_SUM, op1=nl.multiply,
-        operand1=trusted,
-    )  # fmt: skip
-    inverse = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
-    nisa.reciprocal(dst=inverse, data=inverse)
-    nisa.scalar_tensor_tensor(
-        dst=inverse, data=inverse, op0=nl.multiply, operand0=value_scale, op1=nl.multiply,
-        operand1=tile_valid,
-    )  # fmt: skip
-    return inverse, trusted
-
-
-def any_failed(
-    rows: BoundedRows,
-    trusted: nl.NkiTensor,  # [128, tiles] fp32: 1.0 where the row sum is accurate
-    finite: nl.NkiTensor,  # [128, tiles] fp32: sum of the row's result, overwritten
-    tile_valid: nl.NkiTensor,  # [128, tiles] uint8
-) -> nl.NkiTensor:
-    """[1, 1] int32: 1 if a real row has an inaccurate sum or a result is not finite."""
-    nisa.tensor_scalar(
-        dst=finite, data=finite, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
-    )
-    failed = nl.ndarray(finite.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=failed, data=trusted, op0=nl.less, operand0=0.5, op1=nl.multiply, operand1=tile_valid
-    )
-    # max(inaccurate and real, not finite) = max(failed, 1 - finite)
-    nisa.tensor_scalar(
-        dst=finite, data=finite, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
-    )
-    nisa.tensor_tensor(dst=failed, data1=failed, data2=finite, op=nl.maximum)
-    worst = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=worst, op=nl.maximum, data=failed, axis=1, keepdims=True)
-    flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=flag, src=rows.largest(worst))
-    return flag
+    def flag(self) -> nl.NkiTensor:
+        """[1, 1] int32: 1 if a real row has an inaccurate sum or a result is not finite."""
+        # Where the sum is finite and accurate, 0 * sum = 0 = inaccurate.
+        right = nl.ndarray(self.result_sum.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=right, data=self.result_sum, op0=nl.multiply, operand0=0.0, op1=nl.equal,
+            operand1=self.inaccurate,
+        )  # fmt: skip
+        worst = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=worst, op=nl.minimum, data=right, axis=1, keepdims=True)
+        number = self.rows.over_partitions(worst, nl.minimum)
+        flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=flag, data=number, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
+        )
+        return flag

@@ -29,7 +29,8 @@ from .arrays import ArrayKind, array_kind
 from .backend import run
 from .padded_prefill_nki import padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
-from .segmented_attention_nki import TAIL_SEGMENT, segmented_attention_kernel
+from .prior_stream import TAIL_SEGMENT
+from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
     FP8_DTYPES,
@@ -153,7 +154,7 @@ def segmented_attention(
         np.array([prior]),
         k_rows,
         segment // block_size,
-        2 * max(segment, TAIL_SEGMENT) // block_size,
+        3 * max(segment, TAIL_SEGMENT) // block_size,
     )
     window = check_window(sliding_window)
     mode = check_softmax(softmax, q_, window)

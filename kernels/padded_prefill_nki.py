@@ -49,7 +49,8 @@ from .attend_bounded import (
 )
 from .backend import nki, nl
 from .bounded import BoundedRows
-from .bounded_result import finish_bounded
+from .bounded_result import BoundedResult
+from .chunk_stream import ChunkStream
 from .loading import broadcast_row, element_bytes
 from .masks import valid_rows
 from .tile_schedule import PARTITIONS, core_shares
@@ -112,16 +113,23 @@ def padded_prefill_kernel(
     for share in core_shares(num_q_heads, group, num_tiles, size, core, num_cores):
         kv_head = share.first_head // group
         failed = None
+        own_valid = every_valid
+        if len(share.row_tiles) < num_tiles:
+            own_valid = valid_rows(real, share.row_tiles)
         if softmax != "exact":
             rows = BoundedRows(share, d, q.dtype, scale)
-            tile_valid = share_valid(real, share)
-            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, [], writer)
-            flag = finish_bounded(rows, out, tile_valid, share_sinks(every_sink, share), 1.0)
+            chunk = ChunkStream(rows, q, k, v, kv_head, every_valid)
+            tile_valid = share_valid(own_valid, share)
+            result = BoundedResult(rows, out, tile_valid, share_sinks(every_sink, share), 1.0)
+            attend_chunk_bounded(rows, chunk, tile_valid, None, writer, result)
+            flag = result.flag()
             set_flag(flags, share, flag)
             failed = flag
         if softmax != "bounded":
-            exact = ExactShare(share, d, q.dtype, valid_rows(real, share.row_tiles), failed)
+            exact = ExactShare(share, d, q.dtype, own_valid, failed)
             exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
             exact.store(out, 1.0)
+    if writer.steps == 0:
+        writer.prepare()
     writer.finish()
     return out, k_cache, v_cache, store_flags(flags, core, num_cores)

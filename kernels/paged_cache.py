@@ -90,30 +90,15 @@ class PagedSegments(nl.NKIObject):
         """Begin at or before position `oldest` (None or negative: at the first token)."""
         first_block = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         if oldest is None:
-            nisa.memset(dst=first_block, value=0)
+            nisa.memset(dst=first_block, value=0, engine=nisa.engine.gpsimd)
             return Walk(0, first_block, counts)
-        # floor(x / alignment) as a rounded quotient: the cast to int32 rounds to nearest.
-        quotient = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=quotient, data=oldest, op0=nl.maximum, operand0=0.0, op1=nl.multiply,
-            operand1=1.0 / alignment,
-        )  # fmt: skip
-        index = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=index, data=quotient, op0=nl.subtract, operand0=0.5 - 0.5 / alignment
-        )
-        token = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=token, data=index, op0=nl.multiply, operand0=float(alignment))
+        index, token = aligned_down(oldest, alignment)
         nisa.tensor_scalar(dst=counts, data=counts, op0=nl.subtract, operand0=token)
         nisa.tensor_scalar(
             dst=first_block, data=index[0:1, :], op0=nl.multiply,
             operand0=float(alignment // self.block_size),
         )  # fmt: skip
-        start_token = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=start_token, src=token[0:1, :])
-        start = nisa.register_alloc()
-        nisa.register_load(start, start_token)
-        return Walk(start, first_block, counts)
+        return Walk(token_register(token), first_block, counts)
 
     def fetch_blocks(
         self,
@@ -129,19 +114,22 @@ class PagedSegments(nl.NKIObject):
                 [[1, self.blocks], [0, self.runs_per_block]],
                 offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
             ),
+            dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync,
         )  # fmt: skip
 
     def fetch_rows(
         self,
         blocks: nl.NkiTensor,  # [128, runs] int32 from fetch_blocks
         first_head: int,
+        k_stage: nl.NkiTensor,  # [128, heads * tokens * d] SBUF, result
+        v_stage: nl.NkiTensor,
     ) -> None:
-        """Gather a segment into the staging tiles."""
+        """Gather a segment into staging tiles."""
         rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=rows, data1=blocks, data2=self.block_rows, op=nl.multiply)
         nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
-        self.gather(self.k_runs, rows, first_head, self.k_stage)
-        self.gather(self.v_runs, rows, first_head, self.v_stage)
+        self.gather(self.k_runs, rows, first_head, k_stage)
+        self.gather(self.v_runs, rows, first_head, v_stage)
 
     def mark_present(
         self,
@@ -173,7 +161,7 @@ class PagedSegments(nl.NKIObject):
         blocks = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         present = nl.ndarray((PARTITIONS, self.tokens), dtype=nl.uint8, buffer=nl.sbuf)
         self.fetch_blocks(request, walk, blocks)
-        self.fetch_rows(blocks, first_head)
+        self.fetch_rows(blocks, first_head, self.k_stage, self.v_stage)
         self.mark_present(walk, blocks, present)
         each = self.each_element(present)
         keys = zero_rows(self.k_stage, each, self.dtype)
@@ -245,6 +233,35 @@ class PagedSegments(nl.NKIObject):
         nisa.tensor_tensor(
             dst=walk.first_block, data1=walk.first_block, data2=self.block_step, op=nl.add
         )
+
+
+def aligned_down(
+    position: nl.NkiTensor,  # [128, 1] fp32
+    alignment: int,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """floor(position / alignment) [128, 1] int32 and that times alignment in fp32; 0 if negative.
+
+    The floor is a rounded quotient: the cast to int32 rounds to nearest.
+    """
+    quotient = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=quotient, data=position, op0=nl.maximum, operand0=0.0, op1=nl.multiply,
+        operand1=1.0 / alignment,
+    )  # fmt: skip
+    index = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=index, data=quotient, op0=nl.subtract, operand0=0.5 - 0.5 / alignment)
+    token = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=token, data=index, op0=nl.multiply, operand0=float(alignment))
+    return index, token
+
+
+def token_register(token: nl.NkiTensor) -> nisa.VirtualRegister:
+    """A whole fp32 number [128, 1] in a register, for loop bounds."""
+    number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=number, src=token[0:1, :])
+    register = nisa.register_alloc()
+    nisa.register_load(register, number)
+    return register
 
 
 def integer_multiple(numbers: nl.NkiTensor, factor: int) -> nl.NkiTensor:

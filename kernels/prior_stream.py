@@ -1,51 +1,91 @@
-"""Segments of the prior for the bounded softmax, prepared one ahead of their use.
+"""The prior for the bounded softmax, its segments prepared while others are computed.
 
-While a segment is computed, the next one is made from the staging tiles in small steps between
-macros, and the gather of the one after it is started at the end. A dynamic loop has one traced
-body, hence fixed addresses: the prepared segment is copied to the tiles that the body computes
-with at its beginning.
+A segment goes through three states: its rows are gathered into staging tiles, made into key columns
+and values with ones, and computed with. A dynamic loop has one traced body, hence fixed addresses:
+
+    WholeSegments  two segments per trip in two sets of tiles. While one is computed, the other is
+                   prepared and the gather of its successor started. An odd last one follows.
+    TailSegments   shorter segments, the last one partly filled, one per trip: the prepared segment
+                   is copied to the tiles that the body computes with.
 """
 
 from .backend import nisa, nl
-from .bounded import BoundedRows, values_with_ones
+from .bounded import LAG, BoundedRows, values_with_ones
 from .loading import RowTiles
-from .paged_cache import PagedSegments, Walk
+from .paged_cache import PagedSegments, Walk, aligned_down, token_register
 from .tile_schedule import PARTITIONS
 
 TILES_PER_STEP = 3
 """Key tiles that one step transposes."""
 
+MANY_BLOCKS = 4
+"""Blocks of a share above which a trip of two short segments is long enough."""
+
+TAIL_SEGMENT = 512
+"""Tokens of the segments that hold what the whole segments leave of the prior."""
+
 DELAY = 2
-"""Steps between the selects and the first transpose, so that PE does not wait for DVE."""
-
-LONG_BLOCKS = 4
-"""Blocks of a share from which on there are enough macros to split the selects into pieces."""
+"""Steps between writing key rows and the first transpose, so that PE does not wait for DVE."""
 
 
-class PriorStream(nl.NKIObject):
-    """Prepared segments of one KV head, from the walk's start on."""
+class PreparedSegment(nl.NKIObject):
+    """Staging tiles, key columns and values of one segment, and the steps from one to the next.
 
-    def __init__(self, rows: BoundedRows, prior: PagedSegments, walk: Walk, kv_head: int) -> None:
+    Steps are issued one at a time between macros. The last one starts the gather of the segment
+    that the walk stands at.
+    """
+
+    def __init__(
+        self,
+        rows: BoundedRows,
+        prior: PagedSegments,
+        walk: Walk,
+        kv_head: int,
+        is_partial: bool,  # whether tokens beyond the prior may be among the rows
+    ) -> None:
         d, tokens = prior.d, prior.tokens
         self.rows = rows
         self.prior = prior
         self.walk = walk
         self.kv_head = kv_head
-        self.pieces = 1
-        if rows.num_blocks >= LONG_BLOCKS and tokens >= 4:
-            self.pieces = 4
-        transposes = (tokens + TILES_PER_STEP - 1) // TILES_PER_STEP
-        self.steps = 2 * self.pieces + DELAY + transposes + 1
-        self.done = 0
-        keys = (d, prior.segment_size)
-        values = (PARTITIONS, tokens * (d + 1))
+        self.is_partial = is_partial
+        self.k_stage = nl.ndarray(
+            (PARTITIONS, tokens * d), dtype=prior.k_runs.dtype, buffer=nl.sbuf
+        )
+        self.v_stage = nl.ndarray(
+            (PARTITIONS, tokens * d), dtype=prior.v_runs.dtype, buffer=nl.sbuf
+        )
         self.blocks = nl.ndarray((PARTITIONS, prior.runs), dtype=nl.int32, buffer=nl.sbuf)
         self.present = nl.ndarray((PARTITIONS, tokens), dtype=nl.uint8, buffer=nl.sbuf)
-        self.k_real = nl.ndarray((PARTITIONS, tokens * d), dtype=prior.dtype, buffer=nl.sbuf)
-        self.next_keys = nl.ndarray(keys, dtype=prior.dtype, buffer=nl.sbuf)
-        self.next_values = nl.ndarray(values, dtype=prior.dtype, buffer=nl.sbuf)
-        self.keys = nl.ndarray(keys, dtype=prior.dtype, buffer=nl.sbuf)
-        self.values = nl.ndarray(values, dtype=prior.dtype, buffer=nl.sbuf)
+        self.mapped = nl.ndarray((PARTITIONS, prior.runs), dtype=nl.float32, buffer=nl.sbuf)
+        self.keys = nl.ndarray((d, prior.segment_size), dtype=prior.dtype, buffer=nl.sbuf)
+        self.values = nl.ndarray((PARTITIONS, tokens * (d + 1)), dtype=prior.dtype, buffer=nl.sbuf)
+        self.k_rows = self.k_stage
+        self.row_steps = 0
+        if is_partial or prior.k_runs.dtype != prior.dtype:
+            self.k_rows = nl.ndarray((PARTITIONS, tokens * d), dtype=prior.dtype, buffer=nl.sbuf)
+            self.row_steps = min(2, tokens)
+        transposes = (tokens + TILES_PER_STEP - 1) // TILES_PER_STEP
+        self.first_transpose = self.row_steps
+        if self.row_steps > 0:
+            self.first_transpose = self.row_steps + DELAY
+        # Values may still be read by P V of the LAG macros before.
+        self.first_value = max(LAG, self.first_transpose + transposes)
+        self.value_steps = 1
+        if is_partial:
+            self.value_steps = min(2, tokens)
+        self.steps = self.first_value + self.value_steps + 1
+        self.done = 0
+
+    def clear(self, k_engine: nisa.engine, v_engine: nisa.engine, zero: nl.NkiTensor) -> None:
+        """Write the staging tiles once, before the first gather skips rows of them."""
+        clear(self.k_stage.view(nl.float32), k_engine, zero)
+        clear(self.v_stage.view(nl.float32), v_engine, zero)
+
+    def fetch(self) -> None:
+        """Read the table of the segment that the walk stands at and start its gather."""
+        self.fetch_blocks()
+        self.fetch_rows()
 
     def fetch_blocks(self) -> None:
         """Read the table of the segment that the walk stands at."""
@@ -53,67 +93,268 @@ class PriorStream(nl.NKIObject):
 
     def fetch_rows(self) -> None:
         """Start the gather of the segment whose table was read, and move the walk's block on."""
-        self.prior.fetch_rows(self.blocks, self.kv_head)
+        self.prior.fetch_rows(self.blocks, self.kv_head, self.k_stage, self.v_stage)
         self.prior.advance_block(self.walk)
 
     def step(self) -> None:
-        """The next step of preparing the fetched segment; the last one fetches the following."""
-        prior = self.prior
-        d, tokens = prior.d, prior.tokens
+        """The next step of preparing the gathered segment; the last one gathers another."""
         step = self.done
-        selects = 2 * self.pieces
-        tile = (step - selects - DELAY) * TILES_PER_STEP
         if step == 0:
-            prior.mark_present(self.walk, self.blocks, self.present)
-        if step < self.pieces:
-            first, count = self.piece(step)
-            nisa.select_reduce(
-                dst=self.k_real[:, first * d : (first + count) * d],
-                predicate=self.present.ap([[tokens, PARTITIONS], [1, count], [0, d]], offset=first),
-                on_true=prior.k_stage[:, first * d : (first + count) * d],
-                on_false=0.0,
-            )
-        elif step < selects:
-            first, count = self.piece(step - self.pieces)
-            values_with_ones(prior.v_stage, self.present, self.next_values, first, count)
-        elif step == selects:
+            self.mark()
+        if step < self.row_steps:
+            self.write_key_rows(step)
+        tile = (step - self.first_transpose) * TILES_PER_STEP
+        if tile >= 0 and tile < self.prior.tokens:
+            self.transpose(tile)
+        if step >= self.first_value and step < self.steps - 1:
+            self.write_values(step - self.first_value)
+        if step == 1:
             self.fetch_blocks()
-        elif step == self.steps - 1:
-            prior.advance_counts(self.walk)
+        if step == self.steps - 1:
             self.fetch_rows()
-        elif tile >= 0:
-            count = min(TILES_PER_STEP, tokens - tile)
-            self.rows.transpose(
-                RowTiles(self.k_real, d, d), tile, count,
-                self.next_keys[:, tile * PARTITIONS : (tile + count) * PARTITIONS],
-            )  # fmt: skip
         self.done = step + 1
 
-    def piece(self, index: int) -> tuple[int, int]:
-        """First token slot and number of slots of one of the pieces of a segment."""
-        tokens = self.prior.tokens
-        first = index * tokens // self.pieces
-        return first, (index + 1) * tokens // self.pieces - first
-
     def finish(self) -> None:
-        """All steps that are left."""
+        """All steps that are left, after the macros in flight."""
+        if self.done < self.steps:
+            self.rows.drain()
         while self.done < self.steps:
             self.step()
 
-    def take(self) -> None:
-        """Make the prepared segment the current one."""
-        nisa.tensor_copy(dst=self.keys, src=self.next_keys)
-        nisa.tensor_copy(dst=self.values, src=self.next_values)
-        self.done = 0
+    def mark(self) -> None:
+        """Which tokens exist and are mapped."""
+        prior = self.prior
+        if self.is_partial:
+            prior.mark_present(self.walk, self.blocks, self.present)
+            prior.advance_counts(self.walk)
+        else:
+            nisa.tensor_scalar(
+                dst=self.mapped, data=self.blocks, op0=nl.greater_equal, operand0=0.0
+            )
 
-    def attend(self, end: nisa.VirtualRegister | int, exp_scale: float | nl.NkiTensor) -> None:
-        """Every block over the segments from the walk's start to `end`."""
-        rows, prior = self.rows, self.prior
+    def piece(self, index: int, pieces: int) -> tuple[int, int]:
+        """First token slot and number of slots of one of the pieces of the segment."""
+        tokens = self.prior.tokens
+        first = index * tokens // pieces
+        return first, (index + 1) * tokens // pieces - first
+
+    def write_key_rows(self, index: int) -> None:
+        """A piece of the key rows in the dtype of the queries, zero where a partial one ends."""
+        d, tokens = self.prior.d, self.prior.tokens
+        first, count = self.piece(index, self.row_steps)
+        own = self.k_rows[:, first * d : (first + count) * d]
+        stage = self.k_stage[:, first * d : (first + count) * d]
+        if self.is_partial:
+            nisa.select_reduce(
+                dst=own,
+                predicate=self.present.ap([[tokens, PARTITIONS], [1, count], [0, d]], offset=first),
+                on_true=stage, on_false=0.0,
+            )  # fmt: skip
+        else:
+            nisa.tensor_copy(dst=own, src=stage)
+
+    def transpose(self, tile: int) -> None:
+        """Key columns of TILES_PER_STEP tiles."""
+        d = self.prior.d
+        count = min(TILES_PER_STEP, self.prior.tokens - tile)
+        self.rows.transpose(
+            RowTiles(self.k_rows, d, d), tile, count,
+            self.keys[:, tile * PARTITIONS : (tile + count) * PARTITIONS],
+        )  # fmt: skip
+
+    def write_values(self, index: int) -> None:
+        """Values next to ones, zero where a token is absent.
+
+        Rows of a whole segment are finite, also those that a skipped gather left: a product with 0
+        or 1 drops them, in a fast mode of DVE. Their keys do not matter then.
+        """
+        prior = self.prior
+        d, tokens = prior.d, prior.tokens
+        if self.is_partial:
+            first, count = self.piece(index, self.value_steps)
+            values_with_ones(self.v_stage, self.present, self.values, first, count)
+            return
+        width = tokens * (d + 1)
+        for run in range(prior.runs):
+            first = run * prior.run
+            nisa.tensor_scalar(
+                dst=self.values.ap(
+                    [[width, PARTITIONS], [d + 1, prior.run], [1, d]], offset=first * (d + 1)
+                ),
+                data=self.v_stage[:, first * d : (first + prior.run) * d],
+                op0=nl.multiply, operand0=self.mapped[:, run : run + 1],
+            )  # fmt: skip
+        nisa.tensor_copy(
+            dst=self.values.ap([[width, PARTITIONS], [d + 1, tokens], [1, 1]], offset=d),
+            src=self.mapped.ap([[prior.runs, PARTITIONS], [1, prior.runs], [0, prior.run]]),
+        )
+
+
+class WholeSegments(nl.NKIObject):
+    """The whole segments of a prior, two per trip, and an odd last one."""
+
+    def __init__(
+        self,
+        rows: BoundedRows,
+        prior: PagedSegments,
+        prior_count: nl.NkiTensor,  # [128, 1] fp32
+        kv_head: int,
+    ) -> None:
+        self.rows = rows
+        self.prior = prior
+        walk = prior.walk(prior_count, None, prior.segment_size)
+        self.segments = [
+            PreparedSegment(rows, prior, walk, kv_head, False),
+            PreparedSegment(rows, prior, walk, kv_head, False),
+        ]
+
+    def attend(
+        self,
+        pairs_end: nisa.VirtualRegister,  # tokens in pairs of segments
+        end: nisa.VirtualRegister | int,  # tokens in whole segments
+        exp_scale: float | nl.NkiTensor,
+    ) -> None:
+        """Every block over the segments, of which the first is prepared."""
+        first, second = self.segments
+        size = self.prior.segment_size
+
+        def pair(i: nisa.VirtualRegister) -> None:
+            self.attend_beside(first, second, exp_scale)
+            self.attend_beside(second, first, exp_scale)
+            self.rows.drain()
+
+        def odd(i: nisa.VirtualRegister) -> None:
+            self.rows.beside = []
+            self.rows.attend_segment(first.keys, first.values, self.prior.tokens, exp_scale)
+            self.rows.drain()
+
+        nl.fori_loop(0, pairs_end, pair, step=2 * size)
+        nl.fori_loop(pairs_end, end, odd, step=size)
+
+    def attend_beside(
+        self,
+        current: PreparedSegment,
+        other: PreparedSegment,
+        exp_scale: float | nl.NkiTensor,
+    ) -> None:
+        """Compute with one segment while the other is prepared."""
+        other.done = 0
+        self.rows.beside = [[other]]
+        self.rows.attend_segment(current.keys, current.values, self.prior.tokens, exp_scale)
+        other.finish()
+
+
+class TailSegments(nl.NKIObject):
+    """What whole segments leave of a prior, in shorter ones."""
+
+    def __init__(
+        self,
+        rows: BoundedRows,
+        prior: PagedSegments,
+        prior_count: nl.NkiTensor,  # [128, 1] fp32
+        whole_size: int | None,  # tokens of a whole segment; None: the tail is all of the prior
+        kv_head: int,
+    ) -> None:
+        self.rows = rows
+        self.prior = prior
+        counts = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=counts, src=prior_count.ap([[1, PARTITIONS], [0, 2]]))
+        if whole_size is None:
+            self.walk = prior.walk(counts, None, prior.segment_size)
+        else:
+            self.walk = prior.walk(counts, prior_count, whole_size)
+        self.segments = [PreparedSegment(rows, prior, self.walk, kv_head, True)]
+        following = self.segments[0]
+        self.keys = nl.ndarray(following.keys.shape, dtype=prior.dtype, buffer=nl.sbuf)
+        self.values = nl.ndarray(following.values.shape, dtype=prior.dtype, buffer=nl.sbuf)
+
+    def attend(self, end: nisa.VirtualRegister, exp_scale: float | nl.NkiTensor) -> None:
+        """Every block over the segments up to `end`, of which the first is prepared."""
+        following = self.segments[0]
 
         def segment(i: nisa.VirtualRegister) -> None:
-            self.take()
-            rows.beside = [[self]]
-            rows.attend_segment(self.keys, self.values, prior.tokens, exp_scale)
-            self.finish()
+            nisa.tensor_copy(dst=self.keys, src=following.keys)
+            nisa.tensor_copy(dst=self.values, src=following.values)
+            following.done = 0
+            self.rows.beside = [[following]]
+            self.rows.attend_segment(self.keys, self.values, self.prior.tokens, exp_scale)
+            following.finish()
+            self.rows.drain()
 
-        nl.fori_loop(self.walk.start, end, segment, step=prior.segment_size)
+        nl.fori_loop(self.walk.start, end, segment, step=self.prior.segment_size)
+
+
+class PriorStream(nl.NKIObject):
+    """All of a share's prior: whole segments, then the tail."""
+
+    def __init__(
+        self,
+        rows: BoundedRows,
+        whole: PagedSegments | None,  # None: short segments only
+        tail: PagedSegments,
+        prior_count: nl.NkiTensor,  # [128, 1] fp32
+        kv_head: int,
+    ) -> None:
+        """Clears the staging tiles of the first segment and reads its table."""
+        self.zero = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=self.zero, value=0.0, engine=nisa.engine.gpsimd)
+        self.rows = rows
+        self.prior_count = prior_count
+        self.tail_segments = tail
+        self.kv_head = kv_head
+        self.whole: WholeSegments | None = None
+        # Those that are prepared before the first one is computed.
+        self.first_segments: list[PreparedSegment] = []
+        if whole is not None:
+            self.whole = WholeSegments(rows, whole, prior_count, kv_head)
+            first = self.whole.segments[0]
+            first.fetch_blocks()
+            first.clear(nisa.engine.gpsimd, nisa.engine.scalar, self.zero)
+            self.first_segments.append(first)
+
+    def fetch_first(self) -> None:
+        """Start the gather of the first segment; ACT is still idle enough to clear the second."""
+        if self.whole is not None:
+            self.whole.segments[0].fetch_rows()
+            self.whole.segments[1].clear(nisa.engine.scalar, nisa.engine.scalar, self.zero)
+
+    def fetch_others(self) -> None:
+        """Start the gathers of the tail's first segment and of the second whole one."""
+        whole_size = None
+        if self.whole is not None:
+            whole_size = self.whole.prior.segment_size
+        self.tail = TailSegments(
+            self.rows, self.tail_segments, self.prior_count, whole_size, self.kv_head
+        )
+        following = self.tail.segments[0]
+        following.clear(nisa.engine.gpsimd, nisa.engine.gpsimd, self.zero)
+        following.fetch()
+        self.first_segments.append(following)
+        self.end = token_register(self.prior_count)
+        if self.whole is not None:
+            self.whole.segments[1].fetch()
+            size = self.whole.prior.segment_size
+            _, pairs = aligned_down(self.prior_count, 2 * size)
+            self.pairs_end = token_register(pairs)
+
+    def attend(self, exp_scale: float | nl.NkiTensor) -> None:
+        """Every block over all segments."""
+        if self.whole is not None:
+            self.whole.attend(self.pairs_end, self.tail.walk.start, exp_scale)
+        self.tail.attend(self.end, exp_scale)
+
+
+def clear(words: nl.NkiTensor, engine: nisa.engine, zero: nl.NkiTensor) -> None:
+    """Zero a tile [128, n] fp32; ACT, which has no memset, copies a column `zero` [128, 1]."""
+    if engine != nisa.engine.scalar:
+        nisa.memset(dst=words, value=0.0, engine=engine)
+        return
+    nisa.tensor_copy(dst=words, src=zero.ap([[1, PARTITIONS], [0, words.shape[1]]]), engine=engine)
+
+
+def whole_segment_size(kv_segment_size: int, block_size: int, num_blocks: int) -> int:
+    """Tokens of a whole segment: with many blocks of queries half, as a trip computes two."""
+    half = kv_segment_size // 2
+    if num_blocks > MANY_BLOCKS and half % PARTITIONS == 0 and half % block_size == 0:
+        return half
+    return kv_segment_size

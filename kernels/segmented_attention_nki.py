@@ -15,8 +15,9 @@ with -1 to whole segments and two more. Unused cache rows and padded rows may ho
 
 Loop nest. Share of the core (consecutive query heads of a KV head): the chunk over itself as in
 padded_prefill, then
-    bounded (prior_stream.py): whole segments (runtime count), then the rest in segments of 512
-        -> block of 4 row tiles -> macro of 2 key tiles; the next segment is prepared beside
+    bounded (prior_stream.py): pairs of whole segments (runtime count), an odd one, then the rest in
+        segments of 512 -> block of 4 row tiles -> macro of 2 key tiles; the next segment is
+        prepared beside
     exact: segment (runtime bounds: the window's first to the last) -> row tile -> query head
         -> step of at most 2048 keys
 
@@ -27,8 +28,9 @@ with stride r.
 
 On-chip memory per partition: that of padded_prefill, plus for a segment of s tokens, element size
 b: staged and zeroed rows 4 r d b, key columns s b, mask and positions 9 s. s = 2048, d = 128,
-bf16: 16 + 4 + 18 = 38 KiB. Bounded: staged rows 2 r d b, zeroed keys r d b, two sets of key columns
-and values 2 (s b + r (d + 1) b), positions 4 s: 8 + 4 + 16 + 8 = 36 KiB.
+bf16: 16 + 4 + 18 = 38 KiB. Bounded: two sets of staged rows 2 r d b, key columns s b and values
+r (d + 1) b: 2 (8 + 4 + 4) = 32 KiB, for the tail a quarter of that and once more zeroed keys, key
+columns and values of 512 tokens: 4 + 3 KiB. With more than 4 blocks segments are half as long.
 
 Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
@@ -45,17 +47,15 @@ from .attend_bounded import (
     store_flags,
 )
 from .backend import nisa, nki, nl
-from .bounded import BoundedRows
-from .bounded_result import finish_bounded
+from .bounded import BoundedRows, num_blocks_of
+from .bounded_result import BoundedResult
+from .chunk_stream import ChunkStream
 from .loading import RowTiles, broadcast_row, element_bytes, new_columns, transpose_features
 from .masks import from_position, valid_rows
 from .paged_cache import PagedSegments
-from .prior_stream import PriorStream
+from .prior_stream import TAIL_SEGMENT, PriorStream, whole_segment_size
 from .softmax import ScoreScale, SoftmaxState, cached_scale, next_step, score_tile
 from .tile_schedule import MACRO_TILES, PARTITIONS, Share, core_shares
-
-TAIL_SEGMENT = 512
-"""Tokens of the segments that hold what the whole segments leave of the prior."""
 
 
 def attend_prior(
@@ -120,27 +120,6 @@ def attend_prior(
     nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
 
 
-def prior_streams(
-    rows: BoundedRows,
-    prior: PagedSegments,
-    tail: PagedSegments,
-    prior_count: nl.NkiTensor,  # [128, 1] fp32
-    kv_head: int,
-) -> list[PriorStream]:
-    """Whole segments of the prior, then what they leave in shorter ones."""
-    both = prior_count.ap([[1, PARTITIONS], [0, 2]])
-    counts = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=counts, src=both)
-    walk = prior.walk(counts, None, prior.segment_size)
-    streams = [PriorStream(rows, prior, walk, kv_head)]
-    if tail.segment_size < prior.segment_size:
-        rest = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=rest, src=both)
-        tail_walk = tail.walk(rest, prior_count, prior.segment_size)
-        streams.append(PriorStream(rows, tail, tail_walk, kv_head))
-    return streams
-
-
 @nki.jit
 def segmented_attention_kernel(
     q: nl.NkiTensor,  # [H, S, d]
@@ -148,7 +127,7 @@ def segmented_attention_kernel(
     v: nl.NkiTensor,  # [KV, S, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    block_table: nl.NkiTensor,  # [1, blocks of whole segments and of two more] int32
+    block_table: nl.NkiTensor,  # [1, blocks of whole segments and of three more] int32
     prior_tokens: nl.NkiTensor,  # [1, 1] int32
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     kv_segment_size: int,
@@ -175,17 +154,17 @@ def segmented_attention_kernel(
     for tile in range(num_tiles):
         every_tile.append(tile)
     real = broadcast_row(num_tokens)
-    every_valid = valid_rows(real, every_tile)
+    prior_count = broadcast_row(prior_tokens)
     every_sink = None
     if sinks is not None:
         every_sink = broadcast_row(sinks)
-    prior_count = broadcast_row(prior_tokens)
-    end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=end_tile, src=prior_tokens)
-    prior = PagedSegments(k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype)
-    tail = prior
+    shares = core_shares(num_q_heads, group, num_tiles, element_bytes(q.dtype), core, num_cores)
+    whole = None
+    size = whole_segment_size(kv_segment_size, k_cache.shape[2], num_blocks_of(shares[0]))
     if softmax != "exact" and kv_segment_size > TAIL_SEGMENT:
-        tail = PagedSegments(k_cache, v_cache, block_table, TAIL_SEGMENT, 1, q.dtype)
+        whole = PagedSegments(k_cache, v_cache, block_table, size, 1, q.dtype)
+    tail_size = min(TAIL_SEGMENT, kv_segment_size)
+    tail = PagedSegments(k_cache, v_cache, block_table, tail_size, 1, q.dtype)
     k_factor = None
     v_factor = None
     if k_scales is not None:
@@ -193,8 +172,8 @@ def segmented_attention_kernel(
     if v_scales is not None:
         v_factor = broadcast_row(v_scales)
     flags = new_flags(num_q_heads)
-    size = element_bytes(q.dtype)
-    for share in core_shares(num_q_heads, group, num_tiles, size, core, num_cores):
+    every_valid = valid_rows(real, every_tile)
+    for share in shares:
         kv_head = share.first_head // group
         prior_scale = ScoreScale(scale, -scale)
         if k_factor is not None:
@@ -205,28 +184,30 @@ def segmented_attention_kernel(
             own_factor = v_factor[:, kv_head : kv_head + 1]
             value_scale = own_factor
         failed = None
+        own_valid = every_valid
+        if len(share.row_tiles) < num_tiles:
+            own_valid = valid_rows(real, share.row_tiles)
         if softmax != "exact":
             rows = BoundedRows(share, d, q.dtype, scale)
-            tile_valid = share_valid(real, share)
-            streams = prior_streams(rows, prior, tail, prior_count, kv_head)
-            attend_chunk_bounded(rows, q, k, v, kv_head, every_valid, tile_valid, streams, None)
+            chunk = ChunkStream(rows, q, k, v, kv_head, every_valid)
+            stream = PriorStream(rows, whole, tail, prior_count, kv_head)
+            tile_valid = share_valid(own_valid, share)
+            attend_chunk_bounded(rows, chunk, tile_valid, stream, None, None)
             if own_factor is not None:
                 scale_values_bounded(rows, own_factor)
-            end = nisa.register_alloc()
-            nisa.register_load(end, end_tile)
-            for i in range(len(streams)):
-                stop: nisa.VirtualRegister | int = end
-                if i + 1 < len(streams):
-                    following = streams[i + 1]
-                    stop = following.walk.start
-                stream = streams[i]
-                stream.attend(stop, prior_scale.positive)
+            stream.attend(prior_scale.positive)
             own_sinks = share_sinks(every_sink, share)
-            flag = finish_bounded(rows, out, tile_valid, own_sinks, value_scale)
+            result = BoundedResult(rows, out, tile_valid, own_sinks, value_scale)
+            result.add_all()
+            result.finish()
+            flag = result.flag()
             set_flag(flags, share, flag)
             failed = flag
         if softmax != "bounded":
-            exact = ExactShare(share, d, q.dtype, valid_rows(real, share.row_tiles), failed)
+            end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=end_tile, src=prior_count[0:1, :])
+            prior = PagedSegments(k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype)
+            exact = ExactShare(share, d, q.dtype, own_valid, failed)
             exact.attend_chunk(
                 q, k, v, kv_head, every_valid, window, scale, every_sink, own_factor, prior
             )

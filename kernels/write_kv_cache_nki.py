@@ -69,12 +69,21 @@ class CacheWriter(nl.NKIObject):
         slot_mapping: nl.NkiTensor,  # [T] int32 HBM
         scales: list[nl.NkiTensor | None],  # each [1, KV] fp32 HBM
     ) -> None:
-        num_kv_heads, num_tokens, _ = chunks[0].shape
-        block_size = caches[0].shape[2]
         self.chunks = chunks
         self.caches = caches
+        self.slot_mapping = slot_mapping
+        self.scales = scales
         self.inverse_scales: list[nl.NkiTensor | None] = []
-        for scale in scales:
+        self.tiles: list[tuple[int, nl.NkiTensor]] = []  # first token, cache rows [tokens, 1]
+        self.done = 0
+        self.steps = 0
+
+    def prepare(self) -> None:
+        """Load the slots; to be called once, before the first step."""
+        num_kv_heads, num_tokens, _ = self.chunks[0].shape
+        block_size = self.caches[0].shape[2]
+        slot_mapping = self.slot_mapping
+        for scale in self.scales:
             inverse = None
             if scale is not None:
                 inverse = broadcast_row(scale)
@@ -82,7 +91,6 @@ class CacheWriter(nl.NKIObject):
             self.inverse_scales.append(inverse)
         full_tiles = num_tokens // PARTITIONS
         rest = num_tokens - full_tiles * PARTITIONS
-        self.tiles: list[tuple[int, nl.NkiTensor]] = []  # first token, cache rows [tokens, 1]
         if full_tiles > 0:
             rows = slot_rows(slot_mapping, 0, PARTITIONS, full_tiles, block_size, num_kv_heads)
             for t in range(full_tiles):
@@ -91,8 +99,7 @@ class CacheWriter(nl.NKIObject):
             first = full_tiles * PARTITIONS
             rows = slot_rows(slot_mapping, first, rest, 1, block_size, num_kv_heads)
             self.tiles.append((first, rows))
-        self.done = 0
-        self.steps = len(self.tiles) * len(chunks)
+        self.steps = len(self.tiles) * len(self.chunks)
 
     def step(self) -> None:
         """Store the next tile of one of the chunks."""
@@ -128,5 +135,6 @@ def write_kv_cache_kernel(
     assert k.shape == v.shape, "k and v must have one shape"
     assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
     writer = CacheWriter([k, v], [k_cache, v_cache], slot_mapping, [k_scales, v_scales])
+    writer.prepare()
     writer.finish()
     return k_cache, v_cache

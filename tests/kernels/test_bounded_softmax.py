@@ -157,7 +157,7 @@ def hostile(name: str, q: Array, k: Array, v: Array, k_cache: Array, v_cache: Ar
     elif name == "orthogonal outlier in the chunk":
         k[0, 2] = (orthogonal * 4000).astype(k.dtype)
     elif name == "sums at the edge of the range":
-        k[0, 2] = (orthogonal * 110).astype(k.dtype)
+        k[0, 2] = (aligned * 89).astype(k.dtype)
     elif name == "late outlier in the chunk":
         k[0, 120] = (aligned * 4000).astype(k.dtype)
     elif name == "constant scores":
@@ -184,7 +184,7 @@ FLAGGED = {
     "constant scores": False,
     "scores of -1e30": True,
     "very negative scores": None,
-    "values of 1e30": True,
+    "values of 1e30": None,
     "nothing": False,
 }
 """Whether the check must fail; None: either is right."""
