@@ -1,13 +1,13 @@
 """Break the scheduler on purpose, once per mutant, and see whether the tests notice.
 
-`python -m segattn.benchmarks.mutation --out mutations.json` runs from the root of the repository.
-Each mutant lives in a process of its own and is judged in stages: recorded traces of vLLM and
-traces of the fuzzer under the default policy, then the tests of the scheduler, then the tests that
-fail every inner call. A mutant that passes all of them survives.
+`python -m segattn.benchmarks.mutation --out FOLDER` runs from the root of the repository and can be
+stopped and continued: verdicts are kept in FOLDER, and hold as long as the function that they are
+about stays as it is. Each mutant lives in a forked process and is judged by the cases that reach
+it (see `mutation_cases`), the fast ones first, until one fails. A mutant that passes all of them
+survives. `--report FILE` writes the record.
 """
 
 import argparse
-import gzip
 import json
 import os
 import random
@@ -15,37 +15,34 @@ import resource
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from segattn.benchmarks.mutations import mutations_of
-from segattn.reference.extras import MissingExtraError
+import pytest  # after mutation_cases, which names the extra
+from hypothesis import HealthCheck, Phase, settings
 
-try:
-    import pytest
-except ModuleNotFoundError as error:
-    raise MissingExtraError("pytest", "test") from error
+from segattn.benchmarks.mutation_cases import STAGES, Case, Suite, load_suite, pytest_options
+from segattn.benchmarks.mutation_report import report
+from segattn.benchmarks.mutations import Mutation, mutations_of
 
 PACKAGE = "segattn.scheduler"
+AFFECTED = ("scheduler", "benchmarks", "tests")
+"""Sub-packages that a mutant imports anew: its own and those that have imported it."""
 NOT_MUTATED = {
     "__init__": "imports alone",
     "replay": "tells that traces differ; part of the judge",
     "trace": "turns events into calls; part of the judge",
     "vllm_plugin": "needs vLLM, whose environment has its own tests",
 }
-STAGES = ("traces", "unit tests", "atomicity tests")
-ATOMICITY_TESTS = "test_atomicity.py"
-GOLDEN_TESTS = "test_golden_traces.py"
-CPU_SECONDS = (15, 60, 200)
-"""Per stage; many times what the true scheduler takes, so a mutant beyond it loops for ever."""
+SURVIVED = "survived"
+LEAST_SECONDS, SLOWDOWN = 3.0, 20.0
+"""A case that takes so many times its usual CPU time loops for ever."""
 MEMORY_BYTES = 4 << 30
-SURVIVED = 0
 
 
 class MutantFinder(MetaPathFinder, Loader):
@@ -61,106 +58,175 @@ class MutantFinder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, origin=f"mutant of {fullname}")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the mutated source."""
-        exec(compile(self.source, f"<mutant of {self.module}>", "exec"), module.__dict__)
-
-
-def load_traces(paths: Sequence[Path], every: int) -> list[dict[str, Any]]:
-    """Some traces of each file, the short ones first."""
-    traces = []
-    for path in paths:
-        with gzip.open(path, "rt") as lines:
-            traces += [json.loads(line) for line in list(lines)[::every]]
-    return sorted(traces, key=lambda trace: len(trace["events"]))
+        """Run the mutated source, under the file name that the tests look for."""
+        origin = Path(__file__).parents[1] / "scheduler" / f"{self.module.split('.')[-1]}.py"
+        exec(compile(self.source, str(origin), "exec"), module.__dict__)
 
 
 @dataclass(frozen=True)
-class Judge:
-    """What a mutant must pass to survive: traces, and how many of `STAGES`."""
+class Mutant:
+    """A mutation of one module of the scheduler."""
 
-    root: Path
-    traces: Sequence[dict[str, Any]]
-    num_stages: int
+    module: str
+    mutation: Mutation
+    key: str
+
+    def verdict(self, stage: str, case: str) -> dict[str, object]:
+        """What is kept of its judgement."""
+        found = self.mutation
+        return {
+            "key": self.key,
+            "file": f"{self.module}.py",
+            "function": found.place.function,
+            "line": found.line,
+            "change": found.change,
+            "stage": stage,
+            "case": case,
+        }
 
 
-def judge(source: str, module: str, by: Judge) -> int:
-    """In a fresh process: number of the stage that notices the mutant, from 1; 0 if none."""
-    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, MutantFinder(module, source))
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """All mutants of a module; equal changes of one function are numbered."""
+    seen: dict[str, int] = {}
+    for mutation in mutations_of(path.read_text()):
+        place = mutation.place
+        key = f"{path.stem} {place.function} {place.digest} {mutation.change}"
+        seen[key] = seen.get(key, 0) + 1
+        yield Mutant(path.stem, mutation, f"{key} #{seen[key]}")
+
+
+class TestTimer:
+    """A pytest plugin that tells the case and limits its time."""
+
+    __test__ = False
+
+    def __init__(self, cases: Sequence[Case], tell: int) -> None:
+        self._cases = {case.name: case for case in cases}
+        self._tell = tell
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Before each test."""
+        _begin(self._cases[item.nodeid], self._tell)
+
+
+def _begin(case: Case, tell: int) -> None:
+    os.write(tell, f"{case.stage}\t{case.name}\n".encode())
+    signal.setitimer(signal.ITIMER_VIRTUAL, max(LEAST_SECONDS, SLOWDOWN * case.seconds))
+
+
+def judge(source: str, mutant: Mutant, suite: Suite, seconds: float, tell: int) -> bool:
+    """In a fresh process: whether the mutant passes its cases; `tell` gets each one's name."""
+    # pytest names the tests after the folder of the clone.
+    names = [(name, name.split(".")) for name in sys.modules]
+    for name, (package, *inner) in names:
+        if package in ("segattn", suite.root.name) and inner and inner[0] in AFFECTED:
+            del sys.modules[name]
+    sys.meta_path.insert(0, MutantFinder(f"{PACKAGE}.{mutant.module}", source))
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS[0])
-        if _fails_traces(by.traces):
-            return 1
-        tests = by.root / "tests" / "scheduler"
-        special = {GOLDEN_TESTS, ATOMICITY_TESTS}
-        unit_tests = [path for path in tests.glob("test_*.py") if path.name not in special]
-        stages = (sorted(unit_tests), [tests / ATOMICITY_TESTS])
-        for stage, paths in enumerate(stages[: by.num_stages - 1], start=2):
-            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS[stage - 1])
-            options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(by.root)]
-            if pytest.main([*options, *map(str, paths)]) != 0:
-                return stage
-        return SURVIVED
+        signal.setitimer(signal.ITIMER_VIRTUAL, LEAST_SECONDS)
+        passes = import_module("segattn.benchmarks.mutation_cases").passes
+        for stage in STAGES:
+            cases = suite.reaching(stage, mutant.module, mutant.mutation.place.lines, seconds)
+            if "tests" in stage and cases:
+                names = [f"{suite.root}/{case.name}" for case in cases]
+                plugin = TestTimer(cases, tell)
+                if pytest.main([*pytest_options(suite.root), *names], [plugin]) != 0:
+                    return False
+            elif "tests" not in stage:
+                for case in cases:
+                    _begin(case, tell)
+                    if not passes(case, suite):
+                        return False
+        return True
     except BaseException:  # a mutant that cannot even be imported or judged is noticed
-        return 1
+        return False
 
 
-def _fails_traces(traces: Sequence[dict[str, Any]]) -> bool:
-    from segattn.scheduler.replay import replay
+def run_mutant(source: str, mutant: Mutant, suite: Suite, seconds: float) -> tuple[str, str]:
+    """Judge a mutant in a forked process: the stage and the case that notice it.
 
-    return any(replay(trace) is not None for trace in traces)
-
-
-def run_mutant(source: str, module: str, by: Judge) -> int:
-    """Judge a mutant in a forked process; one that never ends is noticed by stage 1."""
+    One that never ends is noticed by the case that it was at.
+    """
+    read, tell = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(read)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        os._exit(judge(source, module, by))
+        os._exit(0 if judge(source, mutant, suite, seconds, tell) else 1)
+    os.close(tell)
+    with os.fdopen(read) as told:
+        lines = told.read().splitlines()
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
+    if status == 0:
+        return SURVIVED, ""
+    stage, _, case = (lines[-1] if lines else f"{STAGES[0]}\timport").partition("\t")
+    return stage, f"{case}{' (no end)' if os.WIFSIGNALED(status) else ''}"
+
+
+def read_verdicts(path: Path) -> dict[str, dict[str, object]]:
+    """Kept verdicts by key; the latest of each mutant counts."""
+    if not path.exists():
+        return {}
+    verdicts = map(json.loads, path.read_text().splitlines())
+    return {verdict["key"]: verdict for verdict in verdicts}
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line; 0 when the run is complete, whatever survived."""
     parser = argparse.ArgumentParser("segattn.benchmarks.mutation", description=__doc__)
-    parser.add_argument("--count", type=int, help="random sample of so many mutants (all)")
-    parser.add_argument("--stages", type=int, default=3, choices=(1, 2, 3), help="stages (3)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for verdicts")
     parser.add_argument("--only", default="", help="modules whose names contain this")
-    parser.add_argument("--fuzz-traces", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after this time")
-    parser.add_argument("--out", type=Path, required=True, help="JSON with every survivor")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of cases per stage (3)")
+    parser.add_argument("--again", action="store_true", help="judge the survivors again")
+    parser.add_argument("--report", type=Path, help="write the record of all verdicts, no run")
     arguments = parser.parse_args(argv)
     root = Path.cwd()
-    golden = sorted((root / "tests" / "data" / "traces").glob("*.jsonl.gz"))
-    traces = load_traces(golden, 12) + load_traces(arguments.fuzz_traces, 1)
-    by = Judge(root, traces, arguments.stages)
-    end = time.monotonic() + 60 * arguments.minutes
-    counts: Counter[str] = Counter()
-    survivors = []
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    kept = arguments.out / "verdicts.jsonl"
+    verdicts = read_verdicts(kept)
+    modules = sorted((root / "scheduler").glob("*.py"))
     every = [
-        (path, mutation)
-        for path in sorted((root / "scheduler").glob("*.py"))
+        mutant
+        for path in modules
         if path.stem not in NOT_MUTATED and arguments.only in path.stem
-        for mutation in mutations_of(path.read_text())
+        for mutant in mutants_of(path)
     ]
+    if arguments.report is not None:
+        known = [verdicts[mutant.key] for mutant in every if mutant.key in verdicts]
+        arguments.report.write_text(report(len(every), known))
+        return 0
+    outcome = {key: verdict["stage"] for key, verdict in verdicts.items()}
+    wanted = SURVIVED if arguments.again else None
+    todo = [mutant for mutant in every if outcome.get(mutant.key) == wanted]
     # In random order, so that a run that is stopped early has judged a fair sample.
-    random.Random(0).shuffle(every)
-    for path, mutation in every[: arguments.count]:
-        if time.monotonic() > end:
-            break
-        stage = run_mutant(mutation.apply(path.read_text()), f"{PACKAGE}.{path.stem}", by)
-        counts["survived" if stage == SURVIVED else STAGES[stage - 1]] += 1
-        if stage == SURVIVED:
-            survivors.append({"file": path.name, "line": mutation.line, "change": mutation.change})
-            print(f"survived: {path.name}:{mutation.line} {mutation.change}", flush=True)
-        report = {"all": len(every), "counts": counts, "survivors": survivors}
-        arguments.out.write_text(json.dumps(report, indent=1))
-    print(f"{sum(counts.values())} of {len(every)} mutants: {dict(counts)}")
+    random.Random(0).shuffle(todo)
+    settings.register_profile(
+        "mutation",
+        max_examples=40,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    os.environ["HYPOTHESIS_PROFILE"] = "mutation"
+    suite = load_suite(root, arguments.out)
+    end = time.monotonic() + 60 * arguments.minutes
+    with kept.open("a", buffering=1) as file:
+        for number, mutant in enumerate(todo, start=1):
+            if time.monotonic() > end:
+                break
+            source = (root / "scheduler" / f"{mutant.module}.py").read_text()
+            mutated = mutant.mutation.apply(source)
+            stage, case = run_mutant(mutated, mutant, suite, arguments.seconds)
+            file.write(json.dumps(mutant.verdict(stage, case)) + "\n")
+            if stage == SURVIVED:
+                line, change = mutant.mutation.line, mutant.mutation.change
+                print(f"{number}/{len(todo)} {mutant.module}.py:{line} {change}", flush=True)
     return 0
 
 

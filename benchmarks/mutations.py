@@ -7,6 +7,7 @@ removes one statement.
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -30,10 +31,29 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 REMOVABLE = (ast.Expr, ast.AugAssign, ast.Assign, ast.Continue, ast.Break, ast.Raise, ast.Return)
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node stands.
+
+    function: qualified name of its function or class, "" in the module itself. lines: those whose
+    execution reaches it: of its statement, of the whole function for defaults, none for what is
+    evaluated on import. digest: of the function's text, or of the statement outside functions.
+    """
+
+    function: str
+    lines: range
+    digest: str
+    in_function: bool = False
+
+
 @dataclass(frozen=True)
 class Mutation:
     """One small fault: where it is, what it changes, and how to make it."""
 
+    place: Place
     line: int
     change: str
     node: int
@@ -48,10 +68,49 @@ class Mutation:
 
 def mutations_of(source: str) -> Iterator[Mutation]:
     """Every mutation of a module. Docstrings are left alone."""
-    for place, node in enumerate(ast.walk(ast.parse(source))):
-        for choice, change in enumerate(_changes(node)):
-            before = ast.unparse(node).splitlines()[0]
-            yield Mutation(getattr(node, "lineno", 0), f"{before[:90]}: {change}", place, choice)
+    tree = ast.parse(source)
+    places: dict[ast.AST, Place] = {}
+    _find_places(tree, Place("", range(0), ""), places)
+    for number, node in enumerate(ast.walk(tree)):
+        removable = _removable_statements(node)
+        changes = _changes(node)
+        for choice, change in enumerate(changes):
+            removed = choice - (len(changes) - len(removable))
+            changed = node
+            if removed >= 0:
+                name, index = removable[removed]
+                changed = getattr(node, name)[index]
+            line = getattr(changed, "lineno", 0)
+            before = ast.unparse(node).splitlines()[0][:90]
+            yield Mutation(places[changed], line, f"{before}: {change}", number, choice)
+
+
+def _find_places(node: ast.AST, place: Place, places: dict[ast.AST, Place]) -> None:
+    places[node] = place
+    for child in ast.iter_child_nodes(node):
+        _find_places(child, _place_of(child, place), places)
+
+
+def _place_of(node: ast.AST, around: Place) -> Place:
+    """The place of a node whose parent stands at `around`."""
+    if not isinstance(node, ast.stmt):
+        return around
+    last = node.end_lineno or node.lineno
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        name = f"{around.function}.{node.name}".lstrip(".")
+        in_function = around.in_function or isinstance(node, FUNCTIONS)
+        lines = range(node.lineno, last + 1) if in_function else range(0)
+        return Place(name, lines, _digest(node), in_function)
+    if not around.in_function:
+        return Place(around.function, range(0), _digest(node))
+    body = getattr(node, "body", None)
+    if body:  # of a compound statement the header
+        last = max(node.lineno, body[0].lineno - 1)
+    return Place(around.function, range(node.lineno, last + 1), around.digest, True)
+
+
+def _digest(node: ast.AST) -> str:
+    return sha256(ast.unparse(node).encode()).hexdigest()[:12]
 
 
 def _removable_statements(node: ast.AST) -> list[tuple[str, int]]:

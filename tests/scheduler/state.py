@@ -19,7 +19,8 @@ def state_of(value: Any, seen: dict[int, int] | None = None) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, Enum)):
         return value
     if isinstance(value, PrefixHasher):
-        return value.copy().digests(bytes(1 << 10))
+        # The digest of one more block tells all that it has taken in.
+        return value.copy().digests(bytes(value._stride))
     if isinstance(value, Transaction):
         return (value._undo, value._savepoints)
     if isinstance(value, BlockPool):

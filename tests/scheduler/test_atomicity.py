@@ -78,7 +78,7 @@ def call_after_every_failure(
             result = call_with_failure(number, lambda: call(*arguments))
         except InjectedError:
             after = state_of((scheduler, arguments))
-            assert differences(before, after) == [], f"inner call {number}"
+            assert before == after, f"inner call {number}: {differences(before, after)}"
             scheduler.check_integrity()
         else:
             return result, number - 1
