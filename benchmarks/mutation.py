@@ -27,7 +27,7 @@ import pytest  # after mutation_cases, which names the extra
 from hypothesis import HealthCheck, Phase, settings
 
 from segattn.benchmarks.mutation_cases import STAGES, Case, Suite, load_suite, pytest_options
-from segattn.benchmarks.mutation_report import report
+from segattn.benchmarks.mutation_report import SURVIVED, load_reasons, report
 from segattn.benchmarks.mutations import Mutation, mutations_of
 
 PACKAGE = "segattn.scheduler"
@@ -39,7 +39,6 @@ NOT_MUTATED = {
     "trace": "turns events into calls; part of the judge",
     "vllm_plugin": "needs vLLM, whose environment has its own tests",
 }
-SURVIVED = "survived"
 LEAST_SECONDS, SLOWDOWN = 3.0, 20.0
 """A case that takes so many times its usual CPU time loops for ever."""
 MEMORY_BYTES = 4 << 30
@@ -117,8 +116,8 @@ def _begin(case: Case, tell: int) -> None:
 def judge(source: str, mutant: Mutant, suite: Suite, seconds: float, tell: int) -> bool:
     """In a fresh process: whether the mutant passes its cases; `tell` gets each one's name."""
     # pytest names the tests after the folder of the clone.
-    names = [(name, name.split(".")) for name in sys.modules]
-    for name, (package, *inner) in names:
+    for name in list(sys.modules):
+        package, *inner = name.split(".")
         if package in ("segattn", suite.root.name) and inner and inner[0] in AFFECTED:
             del sys.modules[name]
     sys.meta_path.insert(0, MutantFinder(f"{PACKAGE}.{mutant.module}", source))
@@ -197,7 +196,8 @@ def main(argv: Sequence[str]) -> int:
     ]
     if arguments.report is not None:
         known = [verdicts[mutant.key] for mutant in every if mutant.key in verdicts]
-        arguments.report.write_text(report(len(every), known))
+        reasons = load_reasons(root / "tests" / "data" / "surviving_mutants.json")
+        arguments.report.write_text(report(len(every), known, reasons))
         return 0
     outcome = {key: verdict["stage"] for key, verdict in verdicts.items()}
     wanted = SURVIVED if arguments.again else None

@@ -23,8 +23,8 @@ from segattn.benchmarks.explorer import World, explore
 from segattn.benchmarks.fuzz import run_round
 from segattn.benchmarks.fuzz_machine import KINDS, machine
 from segattn.benchmarks.fuzz_strategies import default_policies
-from segattn.reference.scheduler_state import NeuronRules
 from segattn.reference.extras import MissingExtraError
+from segattn.reference.scheduler_state import NeuronRules
 from segattn.scheduler.replay import replay
 from segattn.scheduler.trace import TraceDriver, read_traces, write_traces
 
@@ -68,7 +68,8 @@ class Suite:
 
     def reaching(self, stage: str, module: str, lines: range, seconds: float) -> list[Case]:
         """Cases of a stage that reach the lines, the fast ones first, of so many seconds in all."""
-        chosen, total = [], 0.0
+        chosen: list[Case] = []
+        total = 0.0
         for case in self.cases:  # sorted by their time
             if case.stage == stage and case.reaches(module, lines):
                 total += case.seconds

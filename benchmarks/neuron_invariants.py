@@ -90,11 +90,26 @@ def broken_block_rules(scheduler: NeuronScheduler, config: SchedulerConfig) -> I
         yield f"blocks lost or invented: owned {tables}, free {free}"
     if len(free) != len(set(free)) or set(free) & set(owned):
         yield f"a block is free twice or free and owned: owned {tables}, free {free}"
-    if not config.enable_prefix_caching and len(owned) != len(set(owned)):
-        yield f"a block has two owners without prefix caching: {tables}"
+    if len(owned) != len(set(owned)):
+        yield from _wrongly_shared(scheduler, config)
     for name, table in tables.items():
         if len(table) != len(set(table)):
             yield f"{name} owns a block twice: {table}"
     for request in scheduler.running:
         if len(request.block_ids) * config.block_size < request.num_computed_tokens:
             yield f"{request.request_id} computes beyond its blocks: {tables}"
+
+
+def _wrongly_shared(scheduler: NeuronScheduler, config: SchedulerConfig) -> Iterator[str]:
+    """Blocks whose owners do not all hold the same prefix up to the block's end."""
+    content: dict[int, list[int]] = {}
+    for request in scheduler.requests.values():
+        tokens = request.all_token_ids
+        for place, block in enumerate(request.block_ids, start=1):
+            prefix = tokens[: place * config.block_size]
+            if block not in content:
+                content[block] = prefix
+                continue
+            is_full = len(prefix) == place * config.block_size
+            if not (config.enable_prefix_caching and is_full and content[block] == prefix):
+                yield f"block {block} has two owners that do not share its prefix"

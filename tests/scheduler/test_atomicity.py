@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from segattn.scheduler import (
     DraftTokenIds,
     ModelRunnerOutput,
     NeuronAsyncScheduler,
+    NeuronPolicy,
     NeuronScheduler,
     Request,
     RequestStatus,
@@ -118,9 +120,15 @@ KINDS: list[type[Scheduler]] = [Scheduler, AsyncScheduler, NeuronScheduler, Neur
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_at_any_inner_call_changes_nothing(kind: type[Scheduler], policy: str) -> None:
-    # Seven usable blocks of two tokens for four requests: admission, chunked prefill, prefix hits,
+    # Ten usable blocks of two tokens for four requests: admission, chunked prefill, prefix hits,
     # eviction, preemption, resumption, drafts and finishing all take place.
     scheduler = kind(config(policy=policy, num_speculative_tokens=1, num_blocks=11))
+    if isinstance(scheduler, NeuronScheduler):
+        # Room for two requests, so that prefills hide decodes and decodes have turns of their own.
+        scheduler = type(scheduler)(
+            replace(scheduler.config, max_model_len=12, num_blocks=13),
+            NeuronPolicy(max_consecutive_prefills=1),
+        )
     prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7, 8], [9, 8, 7], [1, 2, 3, 4, 5, 6]]
     for number, tokens in enumerate(prompts):
         scheduler.add_request(
@@ -134,6 +142,8 @@ def test_a_failure_at_any_inner_call_changes_nothing(kind: type[Scheduler], poli
         output, num_calls = call_after_every_failure(scheduler, scheduler.schedule)
         num_inner_calls += num_calls
         seen |= features(output)
+        if isinstance(scheduler, NeuronScheduler):
+            seen |= {"decode turn"} if scheduler._decode_turn else set()
         in_flight.append((output, sample(scheduler, output)))
         if len(in_flight) == depth:
             arguments = in_flight.pop(0)
@@ -146,9 +156,10 @@ def test_a_failure_at_any_inner_call_changes_nothing(kind: type[Scheduler], poli
                 scheduler.update_draft_token_ids(DraftTokenIds(running, [[5, 5]] * len(running)))
         scheduler.check_integrity()
     expected = {"prefix hit", "chunk", "drafts", "finish"}
-    if not isinstance(scheduler, NeuronScheduler):
-        expected |= {"preemption", "resumption"}
-    assert seen == expected
+    if isinstance(scheduler, NeuronScheduler):
+        assert seen == expected | {"decode turn"}
+    else:
+        assert seen == expected | {"preemption", "resumption"}
     assert num_inner_calls > 200
 
 

@@ -1,0 +1,159 @@
+"""For each rule that the explorer checks, a fault in the scheduler that it notices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from segattn.benchmarks.explorer import World, explore
+from segattn.scheduler import Admission, NeuronPolicy, NeuronScheduler, Scheduler, SchedulerConfig
+from segattn.scheduler.block_pool import BlockPool
+from segattn.scheduler.kv_cache_manager import KVCacheManager
+from segattn.scheduler.neuron import NeuronRules
+from segattn.scheduler.step import Step
+
+RELEASE, TAKE, PADDED_COUNTS = BlockPool.release, BlockPool.take, NeuronRules._padded_counts
+
+
+def small_world(**changes: Any) -> World:
+    numbers: dict[str, Any] = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 2,
+        "max_model_len": 4,
+        "block_size": 2,
+        "num_blocks": 5,
+        "num_batched_tokens_buckets": [1, 2],
+        "enable_prefix_caching": False,
+    }
+    config = SchedulerConfig(**(numbers | changes))
+    return World(config, NeuronPolicy(), ((1, 1, 0), (1, 2, 0), (2, 2, 0)), 2, 1)
+
+
+def nothing(*_: object) -> None:
+    """Replaces a step that the rule needs."""
+
+
+def always(*_: object) -> bool:
+    return True
+
+
+def refuse(*_: object) -> Admission:
+    return Admission.KV_BLOCKS
+
+
+def leak(self: BlockPool, blocks: list[int]) -> None:
+    """Gives back all blocks but one."""
+    RELEASE(self, blocks[1:])
+
+
+def take_and_leave_free(self: BlockPool, num_blocks: int) -> list[int]:
+    """Hands out the first free block and leaves it free."""
+    blocks = TAKE(self, num_blocks)
+    RELEASE(self, blocks[:1])
+    return blocks
+
+
+def take_what_is_owned(self: BlockPool, num_blocks: int) -> list[int]:
+    """Hands out a block that a request owns already."""
+    owned = [block for block, count in enumerate(self.ref_counts) if count]
+    if not owned:
+        return TAKE(self, num_blocks)
+    self.ref_counts[owned[0]] += num_blocks
+    return owned[:1] * num_blocks
+
+
+def allocate_nothing(self: KVCacheManager, request: object, num_tokens: int) -> list[int]:
+    return []
+
+
+def miscount(self: BlockPool, blocks: list[int]) -> None:
+    """Leaves a reference to a block that is free."""
+    RELEASE(self, blocks)
+    self.ref_counts[blocks[0]] = 1
+
+
+def newest_first(self: NeuronRules) -> dict[str, Any]:
+    """Shows the base the waiting request that came last."""
+    held = self.holdback_queues["waiting"]
+    newest = list(held)[-1:]
+    for request in newest:
+        held.remove_request(request)
+        self.waiting.add_request(request)
+    return {}
+
+
+def pad_without_a_look(self: NeuronRules, output: Any) -> tuple[dict[str, int], bool]:
+    """Pads a batch without a look at its phases."""
+    try:
+        return PADDED_COUNTS(self, output)
+    except RuntimeError:
+        return dict(output.num_scheduled_tokens), True
+
+
+def one_token_more(budget: int) -> Step:
+    return Step(budget + 1)
+
+
+TIGHT = {"num_blocks": 3}
+CACHED = {"enable_prefix_caching": True}
+
+FAULTS: list[tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = [
+    ("a deadlock", {}, [(NeuronRules, "can_schedule", refuse)]),
+    ("a livelock", {}, [(Scheduler, "_advance", nothing)]),
+    (
+        "a mixed batch",
+        {},
+        [
+            (NeuronRules, "_separate_phases", nothing),
+            (NeuronRules, "_padded_counts", pad_without_a_look),
+        ],
+    ),
+    ("schedule raises prefill and decode", {}, [(NeuronRules, "_separate_phases", nothing)]),
+    ("more than one prefill", {}, [(NeuronScheduler, "max_prefills_per_batch", 2)]),
+    ("a preemption", TIGHT, [(NeuronRules, "_kv_cache_has_room", always)]),
+    ("admission out of turn", {}, [(NeuronRules, "_show_admitted", newest_first)]),
+    (
+        "1 tokens padded to 2",
+        {},
+        [("segattn.scheduler.neuron", "smallest_bucket", lambda _, buckets: buckets[-1])],
+    ),
+    (
+        "more than 1 tokens",
+        {"max_num_scheduled_tokens": 1},
+        [("segattn.scheduler.scheduler", "Step", one_token_more)],
+    ),
+    ("blocks lost", {}, [(BlockPool, "release", leak)]),
+    ("blocks lost", {}, [(KVCacheManager, "free", nothing)]),
+    ("free twice or free and owned", {}, [(BlockPool, "take", take_and_leave_free)]),
+    ("has two owners", {}, [(BlockPool, "take", take_what_is_owned)]),
+    ("has two owners", CACHED, [(BlockPool, "take", take_what_is_owned)]),
+    ("computes beyond its blocks", {}, [(KVCacheManager, "allocate_slots", allocate_nothing)]),
+    ("the reference count of a block", {}, [(BlockPool, "release", miscount)]),
+]
+
+
+@pytest.mark.parametrize(("broken", "changes", "faults"), FAULTS)
+def test_a_fault_in_the_scheduler_breaks_the_rule(
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    changes: dict[str, Any],
+    faults: list[tuple[Any, str, Callable[..., Any]]],
+) -> None:
+    world = small_world(**changes)
+    assert explore(world).violation is None
+    for owner, name, fault in faults:
+        if isinstance(owner, str):
+            monkeypatch.setattr(f"{owner}.{name}", fault)
+        else:
+            monkeypatch.setattr(owner, name, fault)
+    violation = explore(world).violation
+    assert violation is not None
+    assert broken in violation
+
+
+def test_an_aborted_request_that_stays_in_a_queue_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NeuronScheduler, "_forget", nothing)
+    with pytest.raises((AssertionError, RuntimeError, KeyError)):
+        assert explore(small_world()).violation is None
