@@ -214,11 +214,23 @@ class BoundedRows(nl.NKIObject):
         self.macros = []
         self.retired = 0
 
-    def attend_chunk(self, keys: nl.NkiTensor, values: nl.NkiTensor, block: int) -> None:
-        """A block over the chunk's key tiles up to its diagonal; sets its accumulator."""
+    def num_keys(self, block: int) -> int:
+        """Key tiles of the chunk that a block sees."""
+        return self.row_tile(block * BLOCK_TILES + self.tiles_of(block) - 1) + 1
+
+    def clear_from(self, block: int) -> None:
+        """Zero the accumulators of this block and those after it."""
+        first = block * BLOCK_TILES * (self.d + 1)
+        if first < self.acc.shape[1]:
+            nisa.memset(
+                dst=self.acc[:, first : self.acc.shape[1]], value=0.0, engine=nisa.engine.gpsimd
+            )
+
+    def attend_chunk(self, keys: nl.NkiTensor, values: nl.NkiTensor, block: int, add: bool) -> None:
+        """A block over the chunk's key tiles up to its diagonal; sets its accumulator or adds."""
         first = block * BLOCK_TILES
         tiles = self.tiles_of(block)
-        num_keys = self.row_tile(first + tiles - 1) + 1
+        num_keys = self.num_keys(block)
         for key in range(0, num_keys, KEYS_PER_EXP):
             key_columns: list[int] = []
             value_columns: list[int] = []
@@ -239,7 +251,7 @@ class BoundedRows(nl.NKIObject):
             self.issue(
                 Macro(
                     block, keys, key_columns, first_tiles, diagonal_ends, values, value_columns,
-                    key == 0, key + KEYS_PER_EXP >= num_keys, False,
+                    key == 0, key + KEYS_PER_EXP >= num_keys, add,
                 ),
                 self.scale,
             )  # fmt: skip

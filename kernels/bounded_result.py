@@ -41,42 +41,31 @@ class BoundedResult(nl.NKIObject):
         self.inaccurate = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.result_sum = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.piece = max(1, BLOCK_TILES // share.num_heads)
-        self.num_pieces = (len(share.row_tiles) + self.piece - 1) // self.piece
+        self.tiles_per_piece = self.piece * share.num_heads
         self.results: list[nl.NkiTensor] = []
-        # Steps that can be issued: first tile, the one after the last, whether to begin with the
-        # factors of their piece.
-        self.order: list[tuple[int, int, bool]] = []
+        # Steps that can be issued: first tile, the one after the last, and up to which tile the
+        # factors are to be made before; 0: they are there.
+        self.order: list[tuple[int, int, int]] = []
         self.steps = 0
         self.done = 0
-        self.ready_pieces = 0
-
-    def tiles_of(self, piece: int) -> tuple[int, int]:
-        """First tile of a piece and the one after its last."""
-        heads = self.rows.share.num_heads
-        first = piece * self.piece * heads
-        return first, min(first + self.piece * heads, self.rows.num_tiles)
+        self.ready_tiles = 0
 
     def add_block(self, block: int) -> None:
-        """Add the steps of the pieces that are complete with this block."""
+        """Add the steps of the pieces that are complete with this block and those before it."""
         complete = block * BLOCK_TILES + self.rows.tiles_of(block)
-        while self.ready_pieces < self.num_pieces:
-            if self.tiles_of(self.ready_pieces)[1] > complete:
+        begin = self.ready_tiles
+        while self.ready_tiles < self.rows.num_tiles:
+            end = min(self.rows.num_tiles, self.ready_tiles + self.tiles_per_piece)
+            if end > complete:
                 break
-            self.add(self.ready_pieces, True)
-            self.ready_pieces = self.ready_pieces + 1
-
-    def add(self, piece: int, with_factors: bool) -> None:
-        """Add the steps of a piece."""
-        first, end = self.tiles_of(piece)
-        for t in range(first, end, TILES_PER_STEP):
-            self.order.append((t, min(end, t + TILES_PER_STEP), with_factors and t == first))
+            for t in range(self.ready_tiles, end, TILES_PER_STEP):
+                self.order.append((t, min(end, t + TILES_PER_STEP), 0))
+            self.ready_tiles = end
+        if self.ready_tiles > begin:
+            i = self.steps
+            first, end, _ = self.order[i]
+            self.order[i] = (first, end, self.ready_tiles)
         self.steps = len(self.order)
-
-    def add_all(self) -> None:
-        """Add all steps, the factors of all tiles together."""
-        self.factors(0, self.rows.num_tiles)
-        for piece in range(self.num_pieces):
-            self.add(piece, False)
 
     def step(self) -> None:
         """The next step beside macros: ACT is busy with exp, DVE is not."""
@@ -89,15 +78,13 @@ class BoundedResult(nl.NKIObject):
 
     def take_step(self, with_scalar: bool) -> None:
         """Normalise some tiles; store their piece if they are its last."""
-        begin, end, with_factors = self.order[self.done]
-        piece = begin // (self.piece * self.rows.share.num_heads)
-        if with_factors:
-            first, last = self.tiles_of(piece)
-            self.factors(first, last)
+        begin, end, factors_end = self.order[self.done]
+        if factors_end > 0:
+            self.factors(begin, factors_end)
         for t in range(begin, end):
             self.normalise(t, with_scalar and t % 2 == 0)
-        if end == self.tiles_of(piece)[1]:
-            self.store(piece)
+        if end == self.rows.num_tiles or end % self.tiles_per_piece == 0:
+            self.store((end - 1) // self.tiles_per_piece)
         self.done = self.done + 1
 
     def factors(self, first: int, end: int) -> None:
@@ -142,8 +129,9 @@ class BoundedResult(nl.NKIObject):
         """A tile of the result, and the sum of each row: not finite if one of its values is not."""
         rows = self.rows
         d = rows.d
-        piece = t // (self.piece * rows.share.num_heads)
-        first, end = self.tiles_of(piece)
+        piece = t // self.tiles_per_piece
+        first = piece * self.tiles_per_piece
+        end = min(rows.num_tiles, first + self.tiles_per_piece)
         if t == first:
             self.results.append(
                 nl.ndarray((PARTITIONS, (end - first) * d), dtype=self.out.dtype, buffer=nl.sbuf)

@@ -40,7 +40,7 @@ check on the row sums passes (bounded.py, bounded_result.py).
 
 from .attend import ExactShare
 from .attend_bounded import (
-    attend_chunk_bounded,
+    attend_first_blocks,
     new_flags,
     set_flag,
     share_sinks,
@@ -121,7 +121,7 @@ def padded_prefill_kernel(
             chunk = ChunkStream(rows, q, k, v, kv_head, every_valid)
             tile_valid = share_valid(own_valid, share)
             result = BoundedResult(rows, out, tile_valid, share_sinks(every_sink, share), 1.0)
-            attend_chunk_bounded(rows, chunk, tile_valid, None, writer, result)
+            attend_first_blocks(rows, chunk, tile_valid, rows.num_blocks, None, result, writer)
             flag = result.flag()
             set_flag(flags, share, flag)
             failed = flag
@@ -129,7 +129,6 @@ def padded_prefill_kernel(
             exact = ExactShare(share, d, q.dtype, own_valid, failed)
             exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
             exact.store(out, 1.0)
-    if writer.steps == 0:
-        writer.prepare()
+    writer.prepare()
     writer.finish()
     return out, k_cache, v_cache, store_flags(flags, core, num_cores)

@@ -38,7 +38,9 @@ ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale th
 
 from .attend import ExactShare
 from .attend_bounded import (
-    attend_chunk_bounded,
+    attend_first_blocks,
+    attend_last_blocks,
+    blocks_before_prior,
     new_flags,
     scale_values_bounded,
     set_flag,
@@ -192,14 +194,16 @@ def segmented_attention_kernel(
             chunk = ChunkStream(rows, q, k, v, kv_head, every_valid)
             stream = PriorStream(rows, whole, tail, prior_count, kv_head)
             tile_valid = share_valid(own_valid, share)
-            attend_chunk_bounded(rows, chunk, tile_valid, stream, None, None)
+            num_first = rows.num_blocks
+            if own_factor is None:
+                num_first = blocks_before_prior(rows)
+            attend_first_blocks(rows, chunk, tile_valid, num_first, stream, None, None)
             if own_factor is not None:
                 scale_values_bounded(rows, own_factor)
             stream.attend(prior_scale.positive)
             own_sinks = share_sinks(every_sink, share)
             result = BoundedResult(rows, out, tile_valid, own_sinks, value_scale)
-            result.add_all()
-            result.finish()
+            attend_last_blocks(rows, chunk, num_first, result)
             flag = result.flag()
             set_flag(flags, share, flag)
             failed = flag

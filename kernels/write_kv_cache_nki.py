@@ -79,7 +79,9 @@ class CacheWriter(nl.NKIObject):
         self.steps = 0
 
     def prepare(self) -> None:
-        """Load the slots; to be called once, before the first step."""
+        """Load the slots, unless that was done; to be called before the first step."""
+        if self.steps > 0:
+            return
         num_kv_heads, num_tokens, _ = self.chunks[0].shape
         block_size = self.caches[0].shape[2]
         slot_mapping = self.slot_mapping

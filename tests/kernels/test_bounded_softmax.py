@@ -141,6 +141,24 @@ def test_prefill_equals_the_reference_without_raising_the_flag(
     assert [c.tobytes() for c in caches] == [c.tobytes() for c in wanted]
 
 
+@pytest.mark.parametrize(
+    ("heads", "tiles", "n", "prior", "holes", "lnc"),
+    [(1, 12, 1500, 2300, 0.3, 1), (1, 12, 1100, 0, 0.0, 1), (3, 16, 2048, 600, 0.0, 2)],
+)
+def test_long_chunks_whose_last_blocks_come_after_the_prior(
+    heads: int, tiles: int, n: int, prior: int, holes: float, lnc: int
+) -> None:
+    rng = np.random.default_rng(tiles)
+    paged = paged_tokens(rng, [prior], 1, 64, 32, BF16, holes=holes)
+    q = padded_rows(rng, heads, tiles * 128, n, 64, BF16)
+    k, v = (padded_rows(rng, 1, tiles * 128, n, 64, BF16) for _ in range(2))
+    sinks = np.linspace(-3, 3, heads, dtype=np.float32)
+    call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n)
+    expected = reference.segmented_attention(*call, sinks=sinks)
+    out = segmented_attention(*call, sinks=sinks, softmax="bounded", kv_segment_size=1024, lnc=lnc)
+    assert_close(out, expected)
+
+
 def hostile(name: str, q: Array, k: Array, v: Array, k_cache: Array, v_cache: Array) -> None:
     """Change a call in place so that it defeats a bound."""
     query = q[0, 5].astype(float)
