@@ -42,8 +42,6 @@ class InterpreterOrchestrator:
         inference = getattr(kernel_under_test, "inference_args", None)
         num_ranks = getattr(inference, "collective_ranks", 1)
         golden = kernel_under_test.validation_args.golden_output
-        if getattr(golden, "golden", golden) is None:
-            pytest.skip("the test has no golden values")
         results = run_kernel(
             kernel_under_test.kernel_func,
             [_of_rank(kernel_under_test.kernel_input, rank) for rank in range(num_ranks)],
@@ -55,6 +53,8 @@ class InterpreterOrchestrator:
 
     def _compare(self, validation: Any, golden: Any, outputs: list[Any]) -> None:
         golden = getattr(golden, "golden", golden)
+        if golden is None:
+            return  # the kernel checks itself, or is only compiled by its test
         if len(outputs) < len(golden):
             raise PeerMismatchError(f"{len(outputs)} outputs for {list(golden)}")
         # A kernel may return more than its test looks at.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from .dtypes import Array
-from .errors import NkiValidationError, kernel_line
+from .errors import NkiValidationError, assigned_name, kernel_line
 from .memory import Arena, BankAllocator, check_capacity
 from .regions import PSUM, SBUF, MemoryRegion
 from .storage import Storage, Use
@@ -53,10 +53,12 @@ class Core:
     def new_tile(
         self, region: MemoryRegion, partitions: int, row_bytes: int, name: str, stored_bytes: int
     ) -> Storage:
-        """An on-chip tile that the allocator may place anywhere.
+        """An on-chip tile that the allocator may place anywhere, by default named as its variable.
 
         `row_bytes` per partition count for capacity, `stored_bytes` are kept (NKI_PRECISE_FP).
         """
+        line = kernel_line()
+        name = name or assigned_name(*line)
         storage = Storage(
             region,
             np.empty(partitions * stored_bytes, np.uint8),
@@ -65,7 +67,7 @@ class Core:
             stored_bytes,
             stored_bytes,
         )
-        storage.use = Use(row_bytes, name, kernel_line())
+        storage.use = Use(row_bytes, name, line)
         self.uses[region].append(storage.use)
         if region is PSUM:
             storage.first_byte = self.banks.place(storage)
@@ -74,6 +76,7 @@ class Core:
 
     def new_hbm(self, region: MemoryRegion, nbytes: int, name: str, identity: object) -> Storage:
         """An HBM tensor; `identity` (shape, dtype) must agree between cores for shared_hbm."""
+        name = name or assigned_name(*kernel_line())
         return Storage(region, np.empty(nbytes, np.uint8), nbytes, name=name)
 
     def finish(self) -> None:

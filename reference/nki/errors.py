@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 
@@ -55,6 +58,26 @@ def kernel_line() -> tuple[str, int]:
         if not inside or frame.f_back is None:
             return code.co_filename, frame.f_lineno
         frame = frame.f_back
+
+
+@lru_cache(maxsize=4096)
+def assigned_name(file: str, line: int) -> str:
+    """The variable that a source line assigns, "" when it is no plain assignment."""
+    found = re.match(r"\s*(\w+)(\s*:[^=]+)?\s*=(?!=)", linecache.getline(file, line))
+    return found.group(1) if found else ""
+
+
+def locate(error: NkiValidationError) -> None:
+    """Append the kernel's line to the message of an error that does not name it."""
+    frames = error.__traceback__
+    where = None
+    while frames is not None:
+        code = frames.tb_frame.f_code
+        if not code.co_filename.startswith(_HERE):
+            where = f" (at {code.co_filename}:{frames.tb_lineno})"
+        frames = frames.tb_next
+    if where is not None and error.args and " (at " not in str(error.args[0]):
+        error.args = (f"{error.args[0]}{where}", *error.args[1:])
 
 
 def at_kernel_line() -> str:

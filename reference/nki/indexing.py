@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from .dtypes import ITEMSIZE, dtype_name
-from .errors import NkiValidationError
+from .errors import NkiValidationError, at_kernel_line
 from .layout import row_major
 from .nkiobject import NKIObject
 from .regions import ON_CHIP, MemoryRegion
@@ -24,6 +24,9 @@ class DynamicSlice(NKIObject):
     def __init__(self, start: SupportsIndex, size: SupportsIndex) -> None:
         self.start = start.__index__()
         self.size = size.__index__()
+
+    def __repr__(self) -> str:
+        return f"nl.ds({self.start}, {self.size})"
 
 
 def getitem(t: NkiTensor, key: Any) -> NkiTensor:
@@ -59,13 +62,13 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
             if step < 1:
                 raise NkiValidationError(f"slice {k} of dimension {dim}: step {step}; allowed >= 1")
             if stop <= start:
-                raise NkiValidationError(
-                    f"index {key!r} of a tensor of shape {layout.shape} selects nothing"
-                )
+                return _nothing(t, key)
             shape.append((stop - start + step - 1) // step)
             strides.append(stride * step)
             offset += start * stride
         elif type(k) is DynamicSlice:
+            if k.size == 0 and 0 <= k.start <= n:
+                return _nothing(t, key)
             if k.start < 0 or k.size < 1 or k.start + k.size > n:
                 raise NkiValidationError(
                     f"nl.ds({k.start}, {k.size}) leaves dimension {dim} of size {n}"
@@ -87,6 +90,18 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
         shape.append(1)
         strides.append(layout.strides[dropped])
     return t.derive(tuple(shape), tuple(strides), offset)
+
+
+def _nothing(t: NkiTensor, key: Any) -> NkiTensor:
+    """A view without elements: a core without work may make one, using it is the error."""
+    from .tensor import unusable
+
+    return unusable(
+        t,
+        NkiValidationError(
+            f"index {key!r} of a tensor of shape {t.shape} selects nothing{at_kernel_line()}"
+        ),
+    )
 
 
 _ALL: Final = slice(None)

@@ -13,7 +13,7 @@ import numpy as np
 from . import trace
 from .arguments import Arguments
 from .core import RUN, Core
-from .errors import NkiValidationError
+from .errors import NkiValidationError, locate
 from .lint import Finding, Kind, check_kernel
 from .lnc import CorePair
 from .strict import level, violation
@@ -93,6 +93,9 @@ def _run_one_core(body: Callable[[], Any], has_grid: bool) -> Any:
         with np.errstate(all="ignore"):
             outcome = body()
             core.finish()
+    except NkiValidationError as error:
+        locate(error)
+        raise
     finally:
         RUN.core = None
     return outcome
@@ -110,6 +113,6 @@ def _check_subset(function: Callable[..., Any]) -> None:
         findings = _findings[function.__code__] = check_kernel(function)
     for finding in findings:
         if finding.kind.fails:
-            violation("subset", str(finding))
+            violation("subset", str(finding), at=(finding.path, finding.line))
         elif finding.kind is Kind.DEPRECATED:
-            violation("deprecated", str(finding))
+            violation("deprecated", str(finding), at=(finding.path, finding.line))

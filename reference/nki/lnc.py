@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from .core import RUN, Core
-from .errors import DeadlockError, at_kernel_line
+from .errors import DeadlockError, NkiValidationError, at_kernel_line, locate
 from .races import RaceWatch, forget_accesses
 from .regions import MemoryRegion
 from .storage import Storage
@@ -67,8 +67,15 @@ class CorePair:
         for thread in threads:
             thread.start()
         self._activate(0)
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as interrupt:  # Ctrl-C reaches the launching thread only
+            self.failure = interrupt
+            for core in self.cores:
+                core.switch = core.stop
+            for thread in threads:
+                thread.join()
         RUN.core = None
         for storage in self.watched:
             watch = storage.watch
@@ -90,6 +97,8 @@ class CorePair:
         except _Stopped:
             pass
         except BaseException as error:  # handed to the launching thread, which raises it
+            if isinstance(error, NkiValidationError):
+                locate(error)
             if self.failure is None:
                 self.failure = error
         self.done[index] = True
@@ -154,6 +163,10 @@ class _PairedCore(Core):
         """Let the other core execute an instruction, unless it waits for this one."""
         if self.pair.waiting[1 - self.index] is None:
             self.pair.pass_turn(self.index)
+
+    def stop(self) -> None:
+        """End this core after its instruction."""
+        raise _Stopped
 
     def new_hbm(self, region: MemoryRegion, nbytes: int, name: str, identity: object) -> Storage:
         """shared_hbm tensors of the two cores are one, matched by the order of allocation."""

@@ -124,41 +124,56 @@ class BankAllocator:
 def check_capacity(region: MemoryRegion, uses: Sequence[Use]) -> None:
     """Compare the bytes that are live at once with the memory.
 
-    A tile is live from the first to the last instruction that uses it. CapacityError (rule
-    "capacity") names the tiles that are live at the fullest instruction.
+    A tile is live from the first to the last instruction that uses it, which is known only when
+    the kernel has ended. CapacityError (rule "capacity") is for the line whose instruction made
+    the fullest moment and names the tiles that are live there.
     """
-    if region is PSUM:
-        limit = PSUM_PARTITION_BYTES
-    else:
-        limit = SBUF_USABLE_BYTES
     used = [use for use in uses if use.first >= 0]
+    psum = region is PSUM
+    limit = PSUM_PARTITION_BYTES if psum else SBUF_USABLE_BYTES
+    full = _fullest_banks(used) if psum else _fullest_bytes(used)
+    if full < 0:
+        return
+    tiles = [use for use in used if use.first <= full <= use.last]
+    peak = sum(use.nbytes for use in tiles)
+    largest = ", ".join(
+        f"{use.name or 'tile'} {use.nbytes} B ({use.line[0]}:{use.line[1]})"
+        for use in sorted(tiles, key=lambda use: -use.nbytes)[:6]
+    )
+    banks = f" in {PSUM_NUM_BANKS} banks, {_num_banks(tiles)} needed" if psum else ""
+    violation(
+        "capacity",
+        f"{region.value}: {peak} bytes per partition are live at instruction {full}, "
+        f"limit {limit}{banks}; {len(tiles)} tiles, the largest: {largest}; use smaller or fewer "
+        "tiles, or use one for the last time before another for the first",
+        CapacityError,
+        next(use.first_line for use in tiles if use.first == full),
+    )
+
+
+def _fullest_bytes(used: Sequence[Use]) -> int:
+    """The instruction at which most bytes are live, -1 if they fit the usable SBUF."""
     events = sorted(
         [(use.first, 1, use.nbytes) for use in used] + [(use.last, 2, -use.nbytes) for use in used]
     )
     live = peak = 0
-    peak_at = -1
+    full = -1
     for at, _, nbytes in events:
         live += nbytes
         if live > peak:
-            peak, peak_at = live, at
-    if region is PSUM:
-        peak_tiles = [use for use in used if use.first <= peak_at <= use.last]
-        if _num_banks(peak_tiles) <= PSUM_NUM_BANKS:
-            return
-    elif peak <= limit:
-        return
-    tiles = sorted(
-        (use for use in used if use.first <= peak_at <= use.last), key=lambda use: -use.nbytes
-    )
-    largest = ", ".join(
-        f"{use.name or 'tile'} {use.nbytes} B ({use.line[0]}:{use.line[1]})" for use in tiles[:6]
-    )
-    violation(
-        "capacity",
-        f"{region.value}: {peak} bytes per partition are live at instruction {peak_at}, "
-        f"limit {limit}; {len(tiles)} tiles, the largest: {largest}; use smaller or fewer tiles",
-        CapacityError,
-    )
+            peak, full = live, at
+    return full if peak > SBUF_USABLE_BYTES else -1
+
+
+def _fullest_banks(used: Sequence[Use]) -> int:
+    """The first instruction at which the live tiles need more banks than there are, else -1."""
+    live: list[Use] = []
+    for use in sorted(used, key=lambda use: use.first):
+        live = [other for other in live if other.last >= use.first]
+        live.append(use)
+        if len(live) > 1 and _num_banks(live) > PSUM_NUM_BANKS:
+            return use.first
+    return -1
 
 
 def _num_banks(tiles: Sequence[Use]) -> int:

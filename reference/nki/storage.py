@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .dtypes import ITEMSIZE, Array, cast, sentinel
-from .errors import UninitializedReadError
+from .errors import UninitializedReadError, at_kernel_line
 from .layout import Layout, layout_of
 from .psum import PsumState
 from .records import Access
@@ -16,14 +18,19 @@ from .written import Written
 
 
 class Use:
-    """One on-chip allocation for the capacity account: bytes and the instructions that use it."""
+    """One on-chip allocation for the capacity account: bytes and the instructions that use it.
 
-    __slots__ = ("first", "last", "line", "name", "nbytes")
+    `line` allocates it, `first` and `last` number the instructions between which it is live,
+    `first_line` is the kernel's line of the first.
+    """
+
+    __slots__ = ("first", "first_line", "last", "line", "name", "nbytes")
 
     def __init__(self, nbytes: int, name: str, line: tuple[str, int]) -> None:
         self.nbytes = nbytes
         self.name = name
         self.line = line
+        self.first_line = line
         self.first = -1
         self.last = -1
 
@@ -58,12 +65,21 @@ class View:
         self.access: Access | None = None
 
 
+class GapOrigin(NamedTuple):
+    """The first instruction that read the unwritten elements of a tile: message and line."""
+
+    text: str
+    file: str
+    line: int
+
+
 class Storage:
     """Bytes of one tensor.
 
     `row_bytes` is the number of bytes per partition (0 in HBM), `pitch` the distance between
     partitions, `base` the byte of the first element in `buffer`. `written` says that all bytes
     are written, `writes` which ones while not.
+    `gap_origin` names the instruction that read the gaps of this tile first.
     `watched` storages take the slow path of every access: caller-owned, shared or overlapping.
     """
 
@@ -72,6 +88,7 @@ class Storage:
         "base",
         "buffer",
         "first_byte",
+        "gap_origin",
         "in_arena",
         "name",
         "nbytes",
@@ -111,6 +128,7 @@ class Storage:
         self.start = start
         self.written = written
         self.writes = Written()
+        self.gap_origin: GapOrigin | None = None
         self.in_arena = False
         self.version = 0
         self.views: dict[tuple[object, ...], View] = {}
@@ -225,24 +243,55 @@ class Storage:
         marks = self.writes.map_of(self, view)
         return marks != 0 if marks.any() else None
 
-    def check_written(self, view: View, instruction: str, operand: str) -> None:
-        """Report a read of bytes that nothing wrote; poison them when the rule lets it pass."""
+    def forget_written(self, view: View, elements: Array, origin: GapOrigin | None) -> None:
+        """Count these elements of a view that was written just now as not written."""
+        self.writes.add(self, view)
+        self.writes.remove(self, view, elements)
+        self.gap_origin = self.gap_origin or origin
+        self.written = False
+        for other in self.views.values():
+            other.known = False
+
+    def check_written(
+        self, view: View, instruction: str, operand: str, used: Array | None = None
+    ) -> None:
+        """Report a read of bytes that nothing wrote; poison them when the rule lets it pass.
+
+        `used` marks the elements whose value matters, None all of them.
+        """
         missing = self.unwritten_in(view)
         if missing is None:
             view.known = True
             self.written |= view.layout.run * view.layout.itemsize == self.nbytes
             return
-        first = tuple(int(i) for i in np.argwhere(missing)[0])
-        if level("uninitialized_read") != "error":
+        reported = missing if used is None else missing & used.reshape(missing.shape)
+        if level("uninitialized_read") != "error" or not reported.any():
             poison = cast(np.asarray(sentinel(view.layout.dtype)), view.layout.dtype)
             view.array[missing] = poison
+            self.version += 1
+        missing = reported
+        if not missing.any():
+            return
+        text, at = unwritten_text(instruction, operand, self.name, view, missing), None
+        if self.gap_origin is not None and self.writes.removed_in(self, view)[missing].any():
+            text = f"{self.gap_origin.text}, and {instruction}{at_kernel_line()} uses the result"
+            at = self.gap_origin.file, self.gap_origin.line
         violation(
             "uninitialized_read",
-            f"{instruction}: operand {operand} {self.name!r} of shape {view.layout.shape} reads "
-            f"{int(missing.sum())} of {view.layout.size} elements that nothing has written, first "
-            f"at {first}; write them (memset, dma_copy, ...) before",
+            f"{text}; write them (memset, dma_copy, ...) before",
             UninitializedReadError,
+            at,
         )
+
+
+def unwritten_text(instruction: str, operand: str, name: str, view: View, missing: Array) -> str:
+    """What an instruction reads that nothing has written."""
+    first = tuple(int(i) for i in np.argwhere(missing)[0])
+    return (
+        f"{instruction}: operand {operand} {name!r} of shape {view.layout.shape} reads "
+        f"{int(missing.sum())} of {view.layout.size} elements that nothing has written, first "
+        f"at {first}"
+    )
 
 
 class Watch:

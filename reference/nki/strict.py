@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from .errors import NkiValidationError, NkiWarning, at_kernel_line, kernel_line
+from .errors import NkiValidationError, NkiWarning, kernel_line
 
 Level = Literal["error", "warn", "off"]
 
@@ -33,8 +33,8 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
     "stale_accumulator": "error",
     # conflicting accesses of the two cores between barriers
     "core_race": "error",
-    # several scattered rows with the same index in one DMA
-    "scatter_duplicate": "error",
+    # several scattered rows with the same index in one DMA: AWS's kernels send padding to one row
+    "scatter_duplicate": "warn",
     # Python that the NKI compiler refuses (lint level 1), found before a kernel runs
     "subset": "error",
     # API that NKI 0.6.0 documents as deprecated
@@ -70,13 +70,19 @@ def strict(**levels: Level) -> Iterator[None]:
 
 
 def violation(
-    rule: str, message: str, error: type[NkiValidationError] = NkiValidationError
+    rule: str,
+    message: str,
+    error: type[NkiValidationError] = NkiValidationError,
+    at: tuple[str, int] | None = None,
 ) -> None:
-    """Raise `error`, warn, or do nothing, as the level of `rule` says."""
+    """Raise `error`, warn, or do nothing, as the level of `rule` says.
+
+    `at` is the kernel's file and line, None for the line that runs.
+    """
     now = _levels[rule]
     if now == "off":
         return
+    file, line = at or kernel_line()
     if now == "error":
-        raise error(f"{message}{at_kernel_line()} [rule {rule}]")
-    file, line = kernel_line()
+        raise error(f"{message} (at {file}:{line}) [rule {rule}]")
     warnings.warn_explicit(f"{message} [rule {rule}]", NkiWarning, file, line)

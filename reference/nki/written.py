@@ -23,9 +23,14 @@ _MAP_TYPES: Final[dict[int, Any]] = {
 }
 
 
+def _removed(view: View) -> int:
+    """An element of the map, all of whose bytes `remove` has marked."""
+    return int(np.iinfo(_MAP_TYPES[view.layout.itemsize]).max)
+
+
 class Written:
     """Written bytes of one storage: intervals [start, end) of the bytes of every partition, and
-    a map of the buffer (1 = not written) that may lag behind the intervals.
+    a map of the buffer (0 = written) that may lag behind the intervals.
     """
 
     __slots__ = ("_ends", "_map", "_pending", "_shared", "_starts")
@@ -45,6 +50,17 @@ class Written:
             self._insert(start, start + layout.free * layout.itemsize)
         else:
             self.map_of(storage, view)[...] = 0
+
+    def remove(self, storage: Storage, view: View, elements: Array) -> None:
+        """These elements of `view` count as not written; from here on only the map is exact."""
+        self.map_of(storage, view)[elements] = _removed(view)
+        self._starts.clear()
+        self._ends.clear()
+
+    def removed_in(self, storage: Storage, view: View) -> Array:
+        """Which elements of `view` count as not written because of `remove`."""
+        marks: Array = self.map_of(storage, view) == _removed(view)
+        return marks
 
     def _insert(self, start: int, end: int) -> None:
         self._pending.append((start, end))

@@ -174,7 +174,6 @@ def test_a_skipped_row_of_a_gather_transpose_keeps_its_column() -> None:
         ((8, 17), "float16", {}, r"dst has shape \(16, 8\); needed \(17, 8\)"),
         ((8, 16), "float16", {"dge_mode": dge.hwdge}, "a 2-D src has 16 rows"),
         ((8, 16), "float16", {"dge_mode": dge.swdge}, "only with a vector_offset"),
-        ((8, 16), "float16", {"dge_mode": dge.none}, "allowed: unknown, hwdge, swdge"),
         ((8, 16), "float16", {"oob_mode": nisa.oob_mode.skip}, "run-time address on src only"),
     ],
 )
@@ -185,6 +184,23 @@ def test_illegal_transposes_are_named(shape: Any, dtype: str, options: Any, text
     _on(body, np.zeros((8, 16), np.float16)) if options == {} and dtype == "float16" else None
     with pytest.raises(NkiValidationError, match=text):
         _on(body, np.zeros(shape, dtype))
+
+
+def test_descriptors_made_by_the_host_transpose_from_a_static_address_only() -> None:
+    table = np.arange(32, dtype=np.float16).reshape(4, 8)
+    got: list[Any] = []
+
+    def body(a: Any, moving: bool) -> None:
+        tile = nl.ndarray((8, 2), dtype=nl.float16)
+        offset = nisa.register_alloc(1) if moving else None
+        source = a.ap([[8, 2], [1, 8]], scalar_offset=offset, indirect_dim=0)
+        nisa.dma_transpose(tile, source, dge_mode=dge.none)
+        got.append(tile.numpy())
+
+    _on(lambda a: body(a, False), table)
+    np.testing.assert_array_equal(got[0], table[:2].T)
+    with pytest.raises(NkiValidationError, match="none, whose descriptors are static"):
+        _on(lambda a: body(a, True), table)
 
 
 @pytest.mark.parametrize(

@@ -136,15 +136,23 @@ def test_a_pattern_has_at_most_four_free_dimensions() -> None:
         kernel(5)
 
 
-def test_psum_patterns_hold_4096_elements_and_sbuf_patterns_65535() -> None:
+def test_psum_patterns_hold_4096_elements_and_all_patterns_65535() -> None:
+    @nki.jit
+    def in_psum(num: int) -> None:
+        tile = nl.ndarray((1, 8192), dtype=nl.bfloat16, buffer=nl.psum)
+        nisa.memset(tile[:, :num], 1.0)
+
+    in_psum(4096)
+    with pytest.raises(NkiValidationError, match="4097 elements per partition; limit 4096 in psum"):
+        in_psum(4097)
+
     def repeated(d: Any, a: Any, num: int) -> None:
         nisa.tensor_reduce(d[:, 0:1], nl.add, a.ap([[8, 128], [0, num], [1, 8]]), (1, 2))
 
-    _two_tiles(lambda d, a, b: repeated(d, a, 512), nl.psum, nl.sbuf)
-    with pytest.raises(NkiValidationError, match="4104 elements per partition; limit 4096 in psum"):
-        _two_tiles(lambda d, a, b: repeated(d, a, 513), nl.psum, nl.sbuf)
-    with pytest.raises(NkiValidationError, match="65536 elements per partition; limit 65535"):
-        _two_tiles(lambda d, a, b: repeated(d, a, 8192), nl.sbuf, nl.sbuf)
+    for buffer in (nl.psum, nl.sbuf):
+        _two_tiles(lambda d, a, b: repeated(d, a, 8191), buffer, nl.sbuf)
+        with pytest.raises(NkiValidationError, match="65536 elements per partition; limit 65535"):
+            _two_tiles(lambda d, a, b: repeated(d, a, 8192), buffer, nl.sbuf)
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,59 @@ def test_row_tiles_of_the_array_are_accepted() -> None:
     np.testing.assert_allclose(_matmul(a, b, **_TILE), _product(a, b), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "position", "text"),
+    [
+        ((64, 64), (32, 32), (64, 32), ""),
+        ((64, 0), (32, 32), (64, 32), "row 64 with operand moving 'm' at partition 0"),
+        ((0, 64), (32, 32), (64, 32), "row 64 with operand stationary 's' at partition 0"),
+        ((64, 64), (0, 0), (64, 32), "column 32 with operand dst 'd' at partition 0"),
+        ((0, 0), (96, 96), (0, 96), ""),
+        ((0, 0), (96, 96), (0, 0), "column 0 with operand dst 'd' at partition 96"),
+    ],
+)
+def test_a_tile_of_the_array_takes_the_partitions_of_its_rows_and_columns(
+    rows: tuple[int, int], columns: tuple[int, int], position: tuple[int, int], text: str
+) -> None:
+    @nki.jit
+    def kernel(a: Any, b: Any) -> Any:
+        s = nl.ndarray((128, 8), dtype=nl.float32)
+        m = nl.ndarray((128, 16), dtype=nl.float32)
+        d = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.psum)
+        left, right = s[nl.ds(rows[0], 32)], m[nl.ds(rows[1], 32)]
+        nisa.dma_copy(left, a)
+        nisa.dma_copy(right, b)
+        dst = d[nl.ds(columns[0], 8)]
+        nisa.nc_matmul(dst, left, right, tile_position=position, tile_size=(32, 32))
+        out = nl.ndarray((8, 16), dtype=nl.float32)
+        nisa.tensor_copy(out, dst)
+        result = nl.ndarray((8, 16), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(result, out)
+        return result
+
+    a, b = floats(32, 8), floats(32, 16, seed=1)
+    if text:
+        with pytest.raises(NkiValidationError, match=f"tile_position {text}.*start_partition"):
+            kernel(a, b)
+    with nki.strict(start_partition="off" if text else "error"):
+        np.testing.assert_allclose(kernel(a, b), _product(a, b), rtol=1e-5, atol=1e-5)
+
+
+def test_the_position_of_a_tile_with_an_address_is_known() -> None:
+    @nki.jit
+    def kernel(first: int) -> None:
+        left = nl.ndarray((64, 8), dtype=nl.float32, address=(first, 0))
+        right = nl.ndarray((64, 8), dtype=nl.float32, address=(first, 64))
+        nisa.memset(left, 1.0)
+        nisa.memset(right, 1.0)
+        out = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(out, left, right, tile_position=(64, 0), tile_size=(64, 128))
+
+    kernel(64)
+    with pytest.raises(NkiValidationError, match=r"tile_position row 64 .* at partition 0"):
+        kernel(0)
+
+
 def test_mixed_fp32_and_bf16_operands_are_refused() -> None:
     with pytest.raises(NkiValidationError, match="float32/tfloat32 only goes with"):
         _matmul(floats(8, 8), floats(8, 8, dtype=BF16))
@@ -265,3 +318,20 @@ def test_a_matmul_result_stays_in_one_bank() -> None:
     kernel(a, b, 512)
     with pytest.raises(NkiValidationError, match=r"spans bytes 1540..2563 .* one bank of 2048"):
         kernel(a, b, 385)
+
+
+@pytest.mark.parametrize("by_matmul", [True, False])
+def test_a_transpose_of_the_tensor_engine_stays_in_one_bank(by_matmul: bool) -> None:
+    @nki.jit
+    def kernel(a: Any, first: int, by_matmul: bool) -> None:
+        tile = nl.ndarray((8, 1024), nl.float32, nl.psum)
+        data, dst = nl.load(a), tile[:, nl.ds(first, 128)]
+        if by_matmul:
+            identity = nl.shared_identity_matrix(128, dtype=nl.float32)
+            nisa.nc_matmul(dst, data, identity, is_transpose=True)
+        else:
+            nisa.nc_transpose(dst, data)
+
+    kernel(floats(128, 8), 384, by_matmul)
+    with pytest.raises(NkiValidationError, match=r"spans bytes 1600..2111 .* one bank of 2048"):
+        kernel(floats(128, 8), 400, by_matmul)

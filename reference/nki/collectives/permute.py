@@ -69,7 +69,7 @@ def collective_permute_implicit(
     check_no_priority(member.instruction, priority)
     srcs = _by_channel(member, "srcs_by_channel", srcs_by_channel, channel_ids)
     dsts = _by_channel(member, "dsts_by_channel", dsts_by_channel, channel_ids)
-    check_tensors(member.instruction, srcs, dsts)
+    _check_channels(member, srcs, dsts)
 
     def deliver(values: list[list[Array]]) -> None:
         predecessor = values[(member.position - 1) % member.size]
@@ -95,8 +95,8 @@ def collective_permute_implicit_reduce(
     srcs0 = _by_channel(member, "srcs0_by_channel", srcs0_by_channel, channel_ids)
     srcs1 = _by_channel(member, "srcs1_by_channel", srcs1_by_channel, channel_ids)
     dsts = _by_channel(member, "dsts_by_channel", dsts_by_channel, channel_ids)
-    check_tensors(member.instruction, srcs0, dsts)
-    check_tensors(member.instruction, srcs1, dsts)
+    _check_channels(member, srcs0, dsts)
+    _check_channels(member, srcs1, dsts)
     reduce = reduction(member, op, srcs0[0].dtype)
 
     def deliver(values: list[list[Array]]) -> None:
@@ -125,6 +125,12 @@ def collective_permute_implicit_current_processing_rank_id(
 def rank_id(name: str | None = None) -> VirtualRegister:
     """Return the id of this rank in a register."""
     return VirtualRegister(this_rank())
+
+
+def _check_channels(member: Member, srcs: list[NkiTensor], dsts: list[NkiTensor]) -> None:
+    """The tensors of a channel are both in HBM or, as published kernels have them, in SBUF."""
+    for src, dst in zip(srcs, dsts, strict=True):
+        check_tensors(member.instruction, [src], [dst], on_chip=True)
 
 
 def _by_channel(

@@ -17,6 +17,7 @@ from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, reduce_cmd
 from .execute import finish, fp32, operand_value, put, target
+from .gaps import computed_gaps
 from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
 from .reduce import check_command, read_sum
 
@@ -90,6 +91,12 @@ def _activation(
     if function is None:
         function = _plan(me, dst, op, data, bias, scale, reduce_op, reduce_res, command)
         _plans[key] = function
+    idle = command is _IDLE and reduce_res is None
+    if idle and not data.v.known:
+        gaps = computed_gaps(me, dst, data=data, bias=bias, scale=scale)
+        if gaps is not None:
+            with gaps:
+                return _activation(opcode, dst, op, data, bias, scale, None, None, command)
     layout = dst.v.layout
     x = fp32(data, me, "data")
     if x.shape != layout.shape:
@@ -118,7 +125,7 @@ def _activation(
     out = function.apply(scaled, out=out)
     writes: tuple[NkiTensor, ...] = (dst,)
     sums = None
-    if command is not reduce_cmd.idle or reduce_res is not None:
+    if not idle:
         sums = _accumulate(me, out, layout.start, layout.partitions, command)
     if not plain:
         put(dst, out, me)
@@ -127,6 +134,9 @@ def _activation(
         put(reduce_res, sums.reshape(reduce_res.v.layout.shape), me)
         writes = (dst, reduce_res)
     return finish("scalar", opcode, writes, reads, function.name)
+
+
+_IDLE: Final = reduce_cmd.idle
 
 
 def _accumulate(me: str, out: Array, start: int, partitions: int, command: reduce_cmd) -> Array:

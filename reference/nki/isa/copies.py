@@ -13,9 +13,9 @@ from ..regions import ON_CHIP, PSUM
 from ..tensor import NkiTensor
 from .elementwise import choose_engine, signature
 from .enums import NkiInstruction, engine
-from .execute import finish, fp32, put, raw, target
+from .execute import finish, fp32, put, put_where, raw, target
+from .gaps import moved_gaps
 from .legacy import hides_dtype, ignore_dtype
-from .movement import move_written_part
 from .operands import (
     check_destination,
     check_not_both_psum,
@@ -45,8 +45,9 @@ def tensor_copy(
     if dtype is not None:
         ignore_dtype(me, dtype)
     chosen, same = plan
-    if not src.storage.written and move_written_part(dst, src, me, _as_it_is):
-        return finish(chosen, "tensor_copy", (dst,), (src,))
+    if not src.v.known and (gaps := moved_gaps(me, dst, src, _as_it_is)):
+        with gaps:
+            return tensor_copy(dst, src, engine)
     values = raw(src, me, "src") if same else fp32(src, me, "src")
     shape = dst.v.layout.shape
     if values.shape != shape:
@@ -132,14 +133,11 @@ def tensor_copy_predicated(
     reads: tuple[NkiTensor, ...] = (predicate,)
     values: Any
     if is_tensor(src):
-        values = raw(src, me, "src").reshape(shape)
+        values = raw(src, me, "src", where).reshape(shape)
         reads = (src, predicate)
     else:
         values = cast(np.asarray(src, np.float32), dst.dtype)
-    if not where.all():
-        # untouched elements stay as they are, so they must be there
-        raw(dst, me, "dst")
-    np.copyto(target(dst, me).array, values, where=where)
+    put_where(dst, np.broadcast_to(values, shape), where, me)
     return finish("vector", "tensor_copy_predicated", (dst,), reads)
 
 

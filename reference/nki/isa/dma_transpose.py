@@ -90,8 +90,11 @@ def _check(
         raise NkiValidationError(
             f"{me}: dst has shape {dst.shape}; needed {shape} for src {src.shape}"
         )
-    if dge is dge_mode.none:
-        raise NkiValidationError(f"{me}: dge_mode.none; allowed: unknown, hwdge, swdge")
+    if dge is dge_mode.none and src.dynamic is not None:
+        raise NkiValidationError(
+            f"{me}: dge_mode.none, whose descriptors are static, with a run-time address on src; "
+            "allowed: unknown, hwdge, swdge"
+        )
     if dge is dge_mode.hwdge:
         _check_hardware(me, src)
     if dge is dge_mode.swdge and (src.dynamic is None or not src.dynamic.vector):

@@ -10,7 +10,7 @@ from .. import trace
 from ..access_pattern import out_of_bounds, resolve
 from ..core import RUN, current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
-from ..errors import NkiValidationError
+from ..errors import NkiValidationError, kernel_line
 from ..records import Access, Engine
 from ..storage import View
 from ..strict import level, violation
@@ -35,25 +35,28 @@ def view_of(t: NkiTensor, instruction: str, operand: str) -> View:
     return view
 
 
-def raw(t: NkiTensor, instruction: str, operand: str) -> Array:
-    """The stored values of an operand that is read; reports unwritten bytes."""
+def raw(t: NkiTensor, instruction: str, operand: str, used: Array | None = None) -> Array:
+    """The stored values of an operand that is read; reports unwritten bytes.
+
+    `used` marks the elements that the instruction does not discard, None = all.
+    """
     view = t.v if t.dynamic is None else view_of(t, instruction, operand)
     storage = t.storage
     if storage.watch is not None:
         storage.watch.before_read(storage, view, instruction, operand)
     if not view.known:
-        storage.check_written(view, instruction, operand)
+        storage.check_written(view, instruction, operand, used)
     return view.array
 
 
-def fp32(t: NkiTensor, instruction: str, operand: str) -> Array:
+def fp32(t: NkiTensor, instruction: str, operand: str, used: Array | None = None) -> Array:
     """The values of an operand in float32, as the engines compute; do not modify."""
     view = t.v if t.dynamic is None else view_of(t, instruction, operand)
     storage = t.storage
     if storage.watch is not None:
         storage.watch.before_read(storage, view, instruction, operand)
     if not view.known:
-        storage.check_written(view, instruction, operand)
+        storage.check_written(view, instruction, operand, used)
     array = view.array
     if array.dtype is _F32:
         return array
@@ -185,6 +188,7 @@ def account(writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> int:
             use.last = number
             if use.first < 0:
                 use.first = number
+                use.first_line = kernel_line()
         if t.dynamic is not None:
             _use_index(t, number)
     for t in reads:

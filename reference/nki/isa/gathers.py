@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..layout import Layout
 from ..tensor import NkiTensor
 from .enums import NkiInstruction
 from .execute import finish, put, raw, target
-from .movement import nothing_to_move
+from .gaps import moved_gaps, nothing_to_move
 from .operands import SBUF_ONLY, allowed_starts, check_destination, check_tile
 
 PARTITIONS_PER_CORE: Final = 16
@@ -47,19 +48,20 @@ def local_gather(
             f"{me}: dst has {out.free} elements per partition; needed {num} indices x "
             f"{num_elem_per_idx} elements"
         )
-    data = raw(src_buffer, me, "src_buffer").reshape(source.partitions, -1)
     indices = raw(index, me, "index").reshape(rows.partitions, -1).astype(np.int64)
-    result = np.empty((out.partitions, out.free), out.np_dtype)
+    columns = []
     for start in range(0, source.partitions, PARTITIONS_PER_CORE):
-        core = slice(start, start + PARTITIONS_PER_CORE)
-        flat = indices[core].T.reshape(-1)[:num, None] + np.arange(num_elem_per_idx)
+        core = indices[start : start + PARTITIONS_PER_CORE]
+        flat = core.T.reshape(-1)[:num, None] + np.arange(num_elem_per_idx)
         if flat.max() >= source.free:
             raise NkiValidationError(
-                f"{me}: index {int(flat.max())} in partitions {start}..{core.stop - 1}; src_buffer "
-                f"has {source.free} elements per partition (out of bounds is undefined)"
+                f"{me}: index {int(flat.max())} in partitions {start}.."
+                f"{start + PARTITIONS_PER_CORE - 1}; src_buffer has {source.free} elements per "
+                "partition (out of bounds is undefined)"
             )
-        result[core] = data[core][:, flat.reshape(-1)]
-    put(dst, result.reshape(out.shape), me)
+        columns.append(flat.reshape(-1))
+    every = np.repeat(np.stack(columns), PARTITIONS_PER_CORE, axis=0)
+    _gather(me, dst, src_buffer, "src_buffer", every)
     return finish("gpsimd", "local_gather", (dst,), (src_buffer, index))
 
 
@@ -110,9 +112,22 @@ def nc_n_gather(
             f"{me}: index {int(flat.max())}; allowed: 0..{source.free - 1}, the elements per "
             "partition of data"
         )
-    values = raw(data, me, "data").reshape(source.partitions, -1)
-    put(dst, np.take_along_axis(values, flat, axis=1).reshape(out.shape), me)
+    _gather(me, dst, data, "data", flat)
     return finish("gpsimd", "nc_n_gather", (dst,), (data, indices))
+
+
+def _gather(me: str, dst: NkiTensor, src: NkiTensor, operand: str, columns: Array) -> None:
+    """Store src[p, columns[p, i]] as dst[p, i]; what nothing wrote arrives as not written."""
+
+    def taken(values: Array) -> Array:
+        return np.take_along_axis(values.reshape(len(columns), -1), columns, axis=1)
+
+    shape = dst.v.layout.shape
+    if gaps := moved_gaps(me, dst, src, taken):
+        with gaps:
+            put(dst, taken(raw(src, me, operand)).reshape(shape), me)
+    else:
+        put(dst, taken(raw(src, me, operand)).reshape(shape), me)
 
 
 def nc_stream_shuffle(

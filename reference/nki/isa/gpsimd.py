@@ -12,8 +12,8 @@ from ..ops import NAMES
 from ..tensor import NkiTensor
 from .enums import NkiInstruction
 from .execute import finish, fp32, put, raw
+from .gaps import nothing_to_move
 from .gathers import PARTITIONS_PER_CORE
-from .movement import nothing_to_move
 from .operands import SBUF_ONLY, check_destination, check_tile
 
 _COUNTED: Final = frozenset({"float32", "int32"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import prod
 from typing import Any, TypeGuard
 
 from ..errors import NkiValidationError
@@ -12,9 +13,11 @@ from ..strict import violation
 from ..tensor import NkiTensor
 
 MAX_SBUF_FREE = 65535
-"""Elements per partition that the 16-bit size field of an SBUF pattern can count."""
+"""Elements per partition that the 16-bit size field of a pattern can count."""
 MAX_PSUM_FREE = 4096
-"""Elements per partition of a PSUM pattern: the 16 KiB of a partition in float32."""
+"""Elements per partition of a PSUM pattern: the 16 KiB of a partition in float32. A dimension of
+step 0 does not count (AWS's layernorm_tkg broadcasts a column in PSUM to 12288 elements).
+"""
 MAX_FREE_DIMS = 4
 
 
@@ -59,11 +62,15 @@ def check_tile(
         raise NkiValidationError(
             f"{where} {t.name!r} has {layout.partitions} partitions; limit {NUM_PARTITIONS}"
         )
-    limit = MAX_PSUM_FREE if layout.region is PSUM else MAX_SBUF_FREE
-    if layout.free > limit:
+    if layout.free > MAX_SBUF_FREE:
         raise NkiValidationError(
-            f"{where} {t.name!r} has {layout.free} elements per partition; limit {limit} in "
-            f"{layout.region.value}"
+            f"{where} {t.name!r} has {layout.free} elements per partition; limit {MAX_SBUF_FREE}: "
+            "split the instruction"
+        )
+    if layout.region is PSUM and _distinct(layout) > MAX_PSUM_FREE:
+        raise NkiValidationError(
+            f"{where} {t.name!r} has {_distinct(layout)} elements per partition; limit "
+            f"{MAX_PSUM_FREE} in psum: split the instruction"
         )
     if num_free_dims(layout) > MAX_FREE_DIMS:
         raise NkiValidationError(
@@ -72,6 +79,12 @@ def check_tile(
         )
     check_start_partition(where, layout)
     return layout
+
+
+def _distinct(layout: Layout) -> int:
+    """Elements per partition without the repetitions of a broadcast dimension."""
+    dims = zip(layout.shape[1:], layout.strides[1:], strict=True)
+    return prod(n for n, stride in dims if stride)
 
 
 def num_free_dims(layout: Layout) -> int:

@@ -208,6 +208,14 @@ def _plan_scalar_reduce(
     if reduce_res is not None:
         check_vector(me, "reduce_res", reduce_res, source.partitions)
     check_command(me, command, init)
+    if command not in (reduce_cmd.reset_reduce, reduce_cmd.reduce, reduce_cmd.load_reduce):
+        raise NkiValidationError(f"{me}: {command}; allowed: reset_reduce, reduce, load_reduce")
+    if init is not None:
+        if command is not reduce_cmd.load_reduce:
+            raise NkiValidationError(
+                f"{me}: reduce_init with {command}; it goes with reduce_cmd.load_reduce only"
+            )
+        check_operand(me, "reduce_init", reduction, init, source.partitions)
     return first, reduction
 
 

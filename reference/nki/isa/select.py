@@ -108,10 +108,10 @@ def affine_select(
     keep = compare(values, -offset.__index__()).reshape(layout.shape)
     other: Any = np.asarray(on_false_value, np.float32)
     if on_true_tile.v.layout.dtype == layout.dtype:
-        x = raw(on_true_tile, me, "on_true_tile").reshape(layout.shape)
+        x = raw(on_true_tile, me, "on_true_tile", keep).reshape(layout.shape)
         other = cast(other, layout.dtype)
     else:
-        x = fp32(on_true_tile, me, "on_true_tile").reshape(layout.shape)
+        x = fp32(on_true_tile, me, "on_true_tile", keep).reshape(layout.shape)
     put(dst, np.where(keep, x, other), me)
     return finish("gpsimd", "affine_select", (dst,), (on_true_tile,))
 

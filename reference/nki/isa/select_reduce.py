@@ -86,12 +86,12 @@ def range_select(
         raise NkiValidationError(
             f"{me}: range_start {range_start} + {layout.free}; indices must stay within 0..2**24"
         )
-    x = fp32(on_true_tile, me, "on_true_tile").reshape(layout.partitions, layout.free)
     low = fp32(bound0, me, "bound0").reshape(-1, 1)
     high = fp32(bound1, me, "bound1").reshape(-1, 1)
     index = np.arange(range_start, range_start + layout.free, dtype=np.float32)
     keep = compare0(index, low)
     keep &= compare1(index, high)
+    x = fp32(on_true_tile, me, "on_true_tile", keep).reshape(layout.partitions, layout.free)
     values = np.where(keep, x, np.float32(FP32_MIN))
     sums = np.maximum.reduce(values, axis=1)
     rows = slice(layout.start, layout.start + layout.partitions)
@@ -177,7 +177,7 @@ def select_reduce(
     layout = dst.v.layout
     where = raw(predicate, me, "predicate").reshape(layout.partitions, -1)
     where = where == 0 if reverse_pred else where != 0
-    x = fp32(on_true, me, "on_true").reshape(layout.partitions, -1)
+    x = fp32(on_true, me, "on_true", where).reshape(layout.partitions, -1)
     other = operand_value(on_false, 2, me, "on_false")
     values = np.where(where, x, other)
     if reduce_cmd is not _IDLE or reduce_res is not None:

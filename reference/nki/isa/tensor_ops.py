@@ -21,6 +21,7 @@ from .elementwise import (
 )
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, operand_value, put, raw, target
+from .gaps import computed_gaps
 from .legacy import hides_dtype, ignore_dtype
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
 
@@ -41,6 +42,11 @@ def tensor_tensor(
     plan = _tensor_tensor.get(key)
     if plan is None:
         plan = _tensor_tensor[key] = _plan_tensor_tensor(me, dst, data1, data2, op, engine)
+    if not (data1.v.known and data2.v.known) and (
+        gaps := computed_gaps(me, dst, data1=data1, data2=data2)
+    ):
+        with gaps:
+            return tensor_tensor(dst, data1, data2, op, engine)
     read = raw if plan.bitvec or plan.exact else fp32
     x = read(data1, me, "data1")
     y = read(data2, me, "data2")
@@ -114,6 +120,11 @@ def scalar_tensor_tensor(
     if plan is None:
         plan = _plan_scalar_tensor(me, dst, data, op0, operand0, op1, operand1)
         _scalar_tensor[key] = plan
+    if not (data.v.known and operand1.v.known) and (
+        gaps := computed_gaps(me, dst, data=data, operand0=operand0, operand1=operand1)
+    ):
+        with gaps:
+            return scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0, reverse1)
     shape = dst.v.layout.shape
     x = fp32(data, me, "data").reshape(shape)
     y = fp32(operand1, me, "operand1").reshape(shape)
@@ -154,7 +165,7 @@ def _plan_scalar_tensor(
             raise NkiValidationError(f"{me}: {label} nl.{op.name}; arithmetic operators only")
     if second.unary:
         raise NkiValidationError(f"{me}: op1 nl.{second.name} is unary; it needs two operands")
-    check_operand(me, "operand0", first, operand0, source.partitions)
+    check_operand(me, "operand0", first, operand0, source.partitions, any_dtype=True)
     return Elementwise(dst, data, first, second, "vector")
 
 
@@ -164,6 +175,9 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiI
     out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
     check_destination(me, dst)
     check_same_size(me, "data", source, out)
+    if gaps := computed_gaps(me, dst, data=data):
+        with gaps:
+            return reciprocal(dst, data)
     x = fp32(data, me, "data").reshape(out.shape)
     put(dst, np.divide(np.float32(1), x), me)
     return finish("vector", "reciprocal", (dst,), (data,))

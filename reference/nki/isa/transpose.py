@@ -11,9 +11,9 @@ from ..regions import PSUM, SBUF
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, engine
-from .execute import finish, put, raw
-from .matmul import MAX_ROWS
-from .movement import move_written_part
+from .execute import finish, put, raw, view_of
+from .gaps import moved_gaps
+from .matmul_plan import MAX_ROWS, check_bank
 from .operands import check_destination, check_tile
 
 MAX_VECTOR = 32
@@ -33,8 +33,12 @@ def nc_transpose(
     chosen = _transposes.get(key)
     if chosen is None:
         chosen = _transposes[key] = _plan_transpose(me, dst, data, engine)
-    if data.storage.written or not move_written_part(dst, data, me, _turned):
-        put(dst, _turned(raw(data, me, "data")).reshape(dst.v.layout.shape), me)
+    if not data.v.known and (gaps := moved_gaps(me, dst, data, _turned)):
+        with gaps:
+            return nc_transpose(dst, data, engine)
+    if chosen == "tensor":
+        check_bank(me, dst.storage, view_of(dst, me, "dst"))
+    put(dst, _turned(raw(data, me, "data")).reshape(dst.v.layout.shape), me)
     return finish(chosen, "nc_transpose", (dst,), (data,))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core import current
 from ..dtypes import DEVICE_ITEMSIZE, FLOATS, ITEMSIZE, PRECISE, Array, cast, dtype_name
-from ..errors import NkiValidationError
+from ..errors import NkiValidationError, assigned_name, kernel_line
 from ..indexing import DynamicSlice
 from ..isa.copies import memset
 from ..isa.execute import put
@@ -138,7 +138,10 @@ class _Template:
         core = current()
         start, byte = address
         placed = core.arena(self.buffer).tile(
-            self.partitions, self.row_bytes, (start.__index__(), byte.__index__()), name
+            self.partitions,
+            self.row_bytes,
+            (start.__index__(), byte.__index__()),
+            name or assigned_name(*kernel_line()),
         )
         if PRECISE:
             return placed
