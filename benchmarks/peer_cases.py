@@ -1,6 +1,7 @@
 """Which tests of nki-library the peers benchmark runs: all kernels, sizes that a laptop takes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 _CORE = "test/integration/nkilib/core"
@@ -9,11 +10,16 @@ _EXPERIMENTAL = "test/integration/nkilib/experimental"
 
 @dataclass(frozen=True)
 class Peer:
-    """A kernel, its test file, and shell patterns of the tests to run ("" is all)."""
+    """A kernel, its test file, and shell patterns of the tests to run ("" is all).
+
+    `sizes` takes the place of the tests' own values of these parameters, where all of them are
+    those of whole models.
+    """
 
     name: str
     path: str
     select: tuple[str, ...] = ("*",)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def may_select(self, function: str) -> bool:
         """Whether a test of this function can be among those to run, whatever its parameters."""
@@ -113,6 +119,7 @@ PEERS = (
     Peer("collectives", f"{_EXPERIMENTAL}/collectives/test_collectives.py"),
 )
 
-# Upstream tests in which both cores write the same bytes (each zeroes the whole output): reported,
-# and run with that rule at "warn".
-KNOWN_RACES = ("test_folded_load_store_dst_batch[lnc-2",)
+KNOWN = {"core_race": ("test_folded_load_store_dst_batch[lnc-2",)}
+"""Tests that a rule refuses rightly (docs/third_party_kernels.md says why), by rule: they are
+reported and run with that rule at "warn".
+"""

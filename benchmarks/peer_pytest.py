@@ -169,7 +169,22 @@ class PeerPlugin:
                 platform.name for platform in excluded
             ]:
                 kept.append(item)
+                self._resize(item)
         items[:] = kept
+
+    def _resize(self, item: pytest.Item) -> None:
+        """Give a test the sizes of the table instead of its own."""
+        own: dict[str, Any] = getattr(item, "callspec").params if self.peer.sizes else {}  # noqa: B009  # only parametrised items have it
+        groups = [own]
+        if "range_test_options" in own:
+            groups += own["range_test_options"].tensors.values()
+        changed = []
+        for group in groups:
+            for name in self.peer.sizes.keys() & group.keys():
+                group[name] = self.peer.sizes[name]
+                changed.append(f"{name}={group[name]}")
+        if changed:
+            item.name = f"{item.name} with {', '.join(sorted(changed))}"
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:

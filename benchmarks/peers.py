@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from segattn.benchmarks.peer_cases import KNOWN_RACES, PEERS, Peer
+from segattn.benchmarks.peer_cases import KNOWN, PEERS, Peer
 from segattn.benchmarks.peer_examples import Example, neuron_sdk_examples, nki_samples_examples
 from segattn.benchmarks.peer_mlp import add_mlp_entry
 from segattn.benchmarks.peer_modules import add_missing_modules, bridge_upstream_faults
@@ -86,13 +86,11 @@ class _Table:
         self.counts[result.status] += 1
         error = f"{result.comparison.error:.2e}" if result.status == "passed" else result.status
         notes = [result.reason]
-        if result.comparison.race:
-            known = result.case.startswith(KNOWN_RACES)
-            notes.append(f"race{', known' if known else ''}: {result.comparison.race}")
+        for rule, message in result.comparison.refused.items():
+            known = result.case.startswith(KNOWN.get(rule, ()))
+            notes.append(f"{'known' if known else 'refused by default'}: {message}")
             if not known:
-                self.counts["failed"] += 1
-        if result.comparison.unwritten:
-            notes.append(f"harmless: {result.comparison.unwritten}")
+                self.counts["refused by a rule"] += 1
         line = f"{kernel:24} {result.case:72} {error:>9} {result.seconds:8.2f}s"
         print(f"{line}  {'; '.join(filter(None, notes))}".rstrip(), flush=True)
 
@@ -102,7 +100,7 @@ class _Table:
             print("no case ran: give a checkout and see --list")
             return 1
         print(", ".join(f"{count} {status}" for status, count in sorted(self.counts.items())))
-        return 1 if self.counts["failed"] else 0
+        return 1 if self.counts["failed"] or self.counts["refused by a rule"] else 0
 
 
 def _run_library(root: Path, peers: list[Peer], table: _Table) -> None:

@@ -16,8 +16,9 @@ from .dtypes import NUMPY, Array, cast, dtype_name, sentinel
 from .errors import NkiValidationError
 from .layout import row_major
 from .regions import SHARED_HBM, MemoryRegion
-from .storage import Storage, View, Watch
+from .storage import Storage, View
 from .tensor import NkiTensor, handle
+from .watch import Watch
 
 
 class _CopyOnWrite(Watch):
@@ -25,7 +26,9 @@ class _CopyOnWrite(Watch):
 
     __slots__ = ()
 
-    def before_write(self, storage: Storage, view: View, instruction: str) -> None:
+    def before_write(
+        self, storage: Storage, view: View, instruction: str, rows: Array | None = None
+    ) -> None:
         storage.move_to(storage.buffer.copy())
         storage.watch = None
 

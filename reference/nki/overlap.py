@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .dtypes import Array
 from .errors import kernel_line
-from .storage import Storage, View, Watch
+from .storage import Storage, View
 from .strict import violation
+from .watch import Watch
 
 
 class Box(NamedTuple):
@@ -87,7 +89,14 @@ class OverlapWatch(Watch):
         self.lost: list[Box] = []
         self.by = ""
 
-    def before_read(self, storage: Storage, view: View, instruction: str, operand: str) -> None:
+    def before_read(
+        self,
+        storage: Storage,
+        view: View,
+        instruction: str,
+        operand: str,
+        rows: Array | None = None,
+    ) -> None:
         """Report a read of bytes that a write through an overlapping tile has replaced."""
         if not self.lost:
             return
@@ -102,7 +111,9 @@ class OverlapWatch(Watch):
                 )
                 return
 
-    def before_write(self, storage: Storage, view: View, instruction: str) -> None:
+    def before_write(
+        self, storage: Storage, view: View, instruction: str, rows: Array | None = None
+    ) -> None:
         """Take the view's bytes for this tile and from every overlapping one."""
         boxes = boxes_of_view(storage, view)
         if boxes == [self.box]:

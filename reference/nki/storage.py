@@ -14,6 +14,7 @@ from .records import Access
 from .regions import ON_CHIP, PSUM, MemoryRegion
 from .serial import new_serial
 from .strict import level, violation
+from .watch import Watch
 from .written import Written
 
 
@@ -292,15 +293,3 @@ def unwritten_text(instruction: str, operand: str, name: str, view: View, missin
         f"{int(missing.sum())} of {view.layout.size} elements that nothing has written, first "
         f"at {first}"
     )
-
-
-class Watch:
-    """Hooks for storages whose accesses need more than the fast path."""
-
-    __slots__ = ()
-
-    def before_read(self, storage: Storage, view: View, instruction: str, operand: str) -> None:
-        """Called before a read through `view`."""
-
-    def before_write(self, storage: Storage, view: View, instruction: str) -> None:
-        """Called before a write through `view`."""

@@ -158,8 +158,8 @@ def test_a_race_is_noted_and_the_kernel_runs_on() -> None:
 
     comparison = Comparison()
     run_kernel(kernel, [[np.zeros((2, 2), np.float32)]], 2, comparison)
-    assert "core 1 writes bytes" in comparison.race
-    assert comparison.unwritten == ""
+    assert "core 1 writes bytes" in comparison.refused["core_race"]
+    assert list(comparison.refused) == ["core_race"]
 
 
 def test_a_read_of_unwritten_elements_is_noted_and_they_are_nan() -> None:
@@ -174,7 +174,7 @@ def test_a_read_of_unwritten_elements_is_noted_and_they_are_nan() -> None:
 
     comparison = Comparison()
     ((found,),) = run_kernel(kernel, [[np.zeros((2, 2), np.float32)]], 1, comparison)
-    assert "4 of 8 elements that nothing has written" in comparison.unwritten
+    assert "4 of 8 elements that nothing has written" in comparison.refused["uninitialized_read"]
     np.testing.assert_array_equal(found, [[1, 1, np.nan, np.nan]] * 2)
 
 

@@ -227,7 +227,10 @@ def test_reading_hbm_that_nothing_wrote_is_reported() -> None:
         hbm = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.private_hbm, name="scratch")
         nisa.dma_copy(hbm[0:4], nl.load(x[0:4]))
         nisa.dma_copy(_tile(4, 8), hbm[0:4])
-        nisa.dma_copy(_tile(4, 8), hbm[2:6])
+        partly = _tile(4, 8)
+        nisa.dma_copy(partly, hbm[2:6])
+        nisa.tensor_copy(_tile(2, 8), partly[0:2])
+        nisa.dma_copy(_tile(4, 8), hbm[4:8])
 
-    with pytest.raises(NkiValidationError, match=r"'scratch' .* 16 of 32 elements that"):
+    with pytest.raises(NkiValidationError, match=r"'scratch' .* 32 of 32 elements that"):
         _on(body, X)

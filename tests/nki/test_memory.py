@@ -37,6 +37,41 @@ def test_208_kib_of_live_sbuf_fit_and_one_tile_more_does_not() -> None:
         _fill_and_add(14, 16)()
 
 
+@nki.jit
+def full_kernel() -> None:
+    first = nl.zeros((128, 30 * KIB_FLOATS), dtype=nl.float32)
+    second = nl.zeros((128, 60 * KIB_FLOATS), dtype=nl.float32)
+    third = nl.ndarray((128, 60 * KIB_FLOATS), dtype=nl.float32)
+    fourth = nl.ndarray((128, 60 * KIB_FLOATS), dtype=nl.float32)
+    nisa.tensor_copy(fourth, second)
+    nisa.tensor_copy(third, fourth)  # 210 KiB are live here
+    nisa.tensor_copy(first, first)
+    nisa.tensor_copy(second, second)
+
+
+def test_the_line_that_makes_the_memory_too_full_is_named() -> None:
+    line = full_kernel.function.__code__.co_firstlineno + 7
+    with pytest.raises(
+        CapacityError,
+        match=rf"215040 bytes .* 4 tiles, the largest: second .*first 30720 B .*memory.py:{line}\)",
+    ):
+        full_kernel()
+
+
+def test_banks_count_at_every_moment_and_not_only_where_most_bytes_are_live() -> None:
+    @nki.jit
+    def kernel(num_tiles: int) -> None:
+        tiles = [nl.zeros((128, 300), nl.float32, nl.psum) for _ in range(num_tiles)]
+        for tile in tiles:
+            nisa.tensor_copy(nl.ndarray((128, 300), nl.float32), tile)
+        whole = nl.zeros((128, 4096), nl.float32, nl.psum)
+        nisa.tensor_copy(nl.ndarray((128, 4096), nl.float32), whole)
+
+    kernel(8)
+    with pytest.raises(CapacityError, match=r"10800 bytes .* in 8 banks, 9 needed"):
+        kernel(9)
+
+
 def test_a_tile_stops_counting_after_its_last_use() -> None:
     @nki.jit
     def kernel() -> None:

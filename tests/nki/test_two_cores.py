@@ -1,5 +1,7 @@
 """Kernels on two cores: exchange, barriers, races, deadlocks, schedules."""
 
+import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from segattn.reference.nki.errors import (
     CoreRaceError,
     DeadlockError,
     NkiValidationError,
+    NkiWarning,
     UninitializedReadError,
 )
 
@@ -174,3 +177,70 @@ def test_sendrecv_hands_on_which_elements_nothing_has_written() -> None:
     np.testing.assert_array_equal(kernel[2](x, 2), x)
     with pytest.raises(UninitializedReadError, match="4 of 12 elements"):
         kernel[2](x, 3)
+
+
+@nki.jit
+def scattering_kernel(rows: Any, table: Any) -> Any:
+    me = nl.program_id(0)
+    tile = nl.ndarray((4, 8), dtype=nl.float32)
+    nisa.memset(tile, me + 1.0)
+    mine = nl.load(rows[nl.ds(4 * me, 4)])
+    nisa.dma_copy(table.ap([[8, 4], [1, 8]], vector_offset=mine, indirect_dim=0), tile)
+    return table
+
+
+def test_two_cores_may_scatter_to_different_rows_of_one_tensor() -> None:
+    rows = np.array([0, 5, 2, 7, 1, 3, 6, 4], np.int32).reshape(8, 1)
+    table = np.zeros((8, 8), np.float32)
+    scattering_kernel[2](rows, table)
+    np.testing.assert_array_equal(table[:, 0], [1, 2, 1, 2, 2, 1, 2, 1])
+
+
+def test_two_cores_that_scatter_to_one_row_are_reported_by_the_rule_for_duplicates() -> None:
+    rows = np.array([0, 5, 2, 7, 1, 3, 6, 5], np.int32).reshape(8, 1)
+    with pytest.warns(NkiWarning, match=r"core 1 writes .* core 0 has written .*scatter_duplicate"):
+        scattering_kernel[2](rows, np.zeros((8, 8), np.float32))
+
+
+@pytest.mark.parametrize("row", [5, 6])
+def test_gathering_a_row_that_the_other_core_wrote_needs_a_barrier(row: int) -> None:
+    @nki.jit
+    def kernel(rows: Any) -> Any:
+        table = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        me = nl.program_id(0)
+        tile = nl.ndarray((4, 8), dtype=nl.float32)
+        nisa.memset(tile, me + 1.0)
+        nisa.dma_copy(table[nl.ds(4 * me, 4)], tile)
+        mine = nl.load(rows[nl.ds(2 * me, 2)])
+        got = nl.ndarray((2, 8), dtype=nl.float32)
+        nisa.dma_copy(got, table.ap([[8, 2], [1, 8]], vector_offset=mine, indirect_dim=0))
+        return table
+
+    rows = np.array([0, 3, row, row - 2], np.int32).reshape(4, 1)
+    if row == 6:
+        kernel[2](rows)
+    else:
+        with pytest.raises(CoreRaceError, match=r"core 1 reads bytes .* core 0 has written"):
+            kernel[2](rows)
+
+
+def test_an_interrupted_launch_ends_both_cores_and_the_next_one_works() -> None:
+    @nki.jit
+    def kernel(x: Any, forever: bool) -> Any:
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        while forever:
+            nisa.tensor_copy(tile, tile)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(out, tile)
+        return out
+
+    before = threading.active_count()
+    main = threading.get_ident()
+    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        kernel[2](x[:128], True)
+    timer.join()
+    assert threading.active_count() == before
+    np.testing.assert_array_equal(kernel[2](x[:128], False), x[:128])

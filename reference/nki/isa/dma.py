@@ -11,13 +11,14 @@ from ..access_pattern import out_of_bounds, resolve
 from ..core import current
 from ..dtypes import Array, cast_through_fp32
 from ..errors import NkiValidationError
-from ..regions import HBM, PSUM, SBUF
+from ..regions import HBM, PSUM, SBUF, SHARED_HBM
 from ..storage import View
 from ..tensor import NkiTensor
 from .dma_rows import gather_rows, scatter, store_rows
 from .elementwise import signature
 from .enums import NkiInstruction, as_dge_mode, dge_mode, engine, oob_mode
 from .execute import account, handed_over, index_accesses, target
+from .gaps import moved_gaps
 from .operands import check_destination
 
 _REGIONS: Final = HBM | {SBUF}
@@ -43,6 +44,11 @@ def dma_copy(
     if key not in _plans:
         _check_copy(me, dst, src, priority, oob_mode, dge_mode, engine)
         _plans[key] = True
+    if not src.v.known and dst.buffer is not SHARED_HBM and _plain(src) and _plain(dst):
+        gaps = moved_gaps(me, dst, src, _as_it_is)
+        if gaps is not None:
+            with gaps:
+                return dma_copy(dst, src, priority, oob_mode, dge_mode, engine)
     skip = oob_mode is _SKIP
     skipped = 0
     if src.dynamic is None and dst.dynamic is None:
@@ -52,6 +58,14 @@ def dma_copy(
             _check_dynamic_mode(me, dst, src, dge_mode)
         skipped = _dynamic_copy(me, dst, src, skip)
     return record_dma("dma_copy", (dst,), (src,), dge_mode, engine, skipped_rows=skipped)
+
+
+def _plain(t: NkiTensor) -> bool:
+    return t.dynamic is None
+
+
+def _as_it_is(values: Array) -> Array:
+    return values
 
 
 _SKIP: Final = oob_mode.skip

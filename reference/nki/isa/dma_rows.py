@@ -44,7 +44,7 @@ def gather_rows(me: str, src: NkiTensor, skip: bool) -> tuple[Array, Array]:
     table = row_table(src, int(chosen.max()) + 1)
     storage = src.storage
     if storage.watch is not None:
-        storage.watch.before_read(storage, table, me, "src")
+        storage.watch.before_read(storage, table, me, "src", np.unique(chosen[valid]))
     if not storage.written and not table.known:
         for row in np.unique(chosen[valid]):
             one = storage.view(
@@ -76,7 +76,7 @@ def store_rows(me: str, dst: NkiTensor, values: Array, valid: Array) -> None:
         values = cast_through_fp32(values, layout.dtype)
     storage = dst.storage
     if storage.watch is not None:
-        storage.watch.before_write(storage, dst.v, me)
+        storage.watch.before_write(storage, dst.v, me, np.flatnonzero(valid))
     if not storage.written:
         storage.writes.map_of(storage, dst.v)[valid] = 0
     storage.version += 1
@@ -112,7 +112,7 @@ def scatter(me: str, dst: NkiTensor, values: Array, skip: bool) -> int:
         table = row_table(dst, int(chosen.max()) + 1)
         storage = dst.storage
         if storage.watch is not None:
-            storage.watch.before_write(storage, table, me)
+            storage.watch.before_write(storage, table, me, np.unique(chosen))
         if not storage.written:
             storage.writes.map_of(storage, table)[chosen] = 0
         storage.version += 1
