@@ -242,5 +242,5 @@ def test_an_interrupted_launch_ends_both_cores_and_the_next_one_works() -> None:
     with pytest.raises(KeyboardInterrupt):
         kernel[2](x[:128], True)
     timer.join()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     np.testing.assert_array_equal(kernel[2](x[:128], False), x[:128])
