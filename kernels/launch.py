@@ -27,6 +27,8 @@ from ..reference.attention import queries_per_kv_head
 from ..reference.paging import cdiv
 from .arrays import ArrayKind, array_kind
 from .backend import run
+from .decode_plan import plan_decode
+from .decode_shape import decode_shape
 from .padded_prefill_nki import padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
 from .prior_stream import TAIL_SEGMENT
@@ -56,9 +58,6 @@ from .write_kv_cache_nki import write_kv_cache_kernel
 
 LONGEST_SEGMENT = 2048
 """Most tokens of a segment on chip: a longer kv_segment_size is read in segments of this size."""
-
-DECODE_SEGMENT = 512
-"""Most tokens of a decode segment: their scores fill one PSUM bank."""
 
 
 def padded_prefill(
@@ -219,12 +218,20 @@ def paged_decode(
     for length, queries_of_it in zip(lengths, queries, strict=True):
         check_count("context_lens", length, tables.shape[1] * block_size)
         check_count("query_lens", queries_of_it, num_queries)
-    segment = _covering_segment(DECODE_SEGMENT, tables.shape[1] * block_size)
-    tables = used_blocks("block_tables", tables, lengths, k_rows, segment // block_size)
+    num_kv_heads = k_rows.shape[1]
+    tables = used_blocks("block_tables", tables, lengths, k_rows, 1)
+    window = check_window(sliding_window)
+    shape = decode_shape(
+        num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, q_.dtype.itemsize,
+        tables.shape[1] * block_size, window is not None, lnc,
+    )  # fmt: skip
+    plan = plan_decode(
+        shape, tables, lengths, queries, num_queries, window, block_size, num_kv_heads, lnc
+    )
     out = run(
-        paged_decode_kernel, lnc, q_, _device_fp8(k_rows), _device_fp8(v_rows), tables,
-        lengths[None], np.ascontiguousarray(queries[None]), segment, check_scale(scale, head_dim),
-        check_window(sliding_window), check_sinks(_optional(kind, sinks), num_q_heads),
+        paged_decode_kernel, lnc, q_, _device_fp8(k_rows), _device_fp8(v_rows), *plan.arrays(),
+        shape.heads, shape.tokens, check_scale(scale, head_dim),
+        check_sinks(_optional(kind, sinks), num_q_heads),
         check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
     )  # fmt: skip

@@ -95,18 +95,3 @@ def from_position(
         operand1=seen,
     )  # fmt: skip
     return near
-
-
-def own_head_mask(num_heads: int, rows_per_head: int) -> nl.NkiTensor:
-    """[num_heads * rows_per_head, num_heads] uint8: the row's KV head is the column."""
-    shape = (num_heads * rows_per_head, num_heads)
-    offset = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(offset, [[-rows_per_head, num_heads]], offset=0, channel_multiplier=1)
-    started = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=started, data=offset, op0=nl.greater_equal, operand0=0.0)
-    own = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=own, data=offset, op0=nl.less, operand0=float(rows_per_head), op1=nl.multiply,
-        operand1=started,
-    )  # fmt: skip
-    return own

@@ -9,285 +9,329 @@ where sinks[h] joins the sum of the softmax as one more logit without a value, a
 are the stored ones times k_scale[g], v_scale[g]. Other rows are zero.
 
 Supported range. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256, block_size
-a power of two, segment_size a multiple of 128 and of block_size, at most 2048; bf16, fp16 or fp32,
-caches the same or fp8 with scales; one or two cores. block_tables is padded with -1 to whole
-segments. Unused cache rows and padded queries may hold NaN or infinity.
-`segattn.kernels.paged_decode` checks arguments; the kernel only asserts shapes.
+a power of two >= 16; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores.
+Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and holes
+are in the lists of `decode_plan`, made on the host for each step; sizes that are compiled in
+depend on shapes alone. `segattn.kernels.paged_decode` checks arguments; the kernel only asserts
+shapes.
 
-Loop nest. Group of KV heads (their queries: at most 128 rows) -> group of requests -> request
--> segment of its context (runtime bounds) -> 128-key tiles. Two cores take every other request, or
-half of the KV heads of a single one. One instruction serves all heads of the group: q is spread
-over block-diagonal columns, so that a row of the scores meets only the keys of its own KV head,
-and P V is computed against the values of every KV head, of which a row keeps its own block. On the
-systolic array neither costs time: rows and 64-wide columns are free.
+Loop nest. Trip (runtime count) -> group of slots -> slot: up to 128 runs of `tokens` tokens of one
+chain (a request on `heads` KV heads) -> run token. While a group's keys are transposed and scored,
+the group before it weighs its values; the gathers are two groups to a trip ahead. Two cores take
+half of the slots each.
 
-Layouts, R = rows (head, t) of a request in the group, r = segment_size / 128.
-    keys, values  [128 p, (head, j, d)]     token p * r + j of the segment
-    key columns   [features <= 128, segment]   column j * 128 + p; several heads when d < 128
-    queries       [features <= 128, (request, row)]   zero outside the row's KV head
-    scores        [R, segment] PSUM;  acc [R, (request, KV head, d)] fp32
+Layouts, N = slots * rows of a group, run r of a slot on partition p, its token j:
+    keys, values  [128 p, (head, j, d)]        4 KiB descriptors where a run has them
+    key columns   [features <= 128, 128 p]     of one j, or of 128 / d of them
+    queries       [features, (j, slot, row)]   zero outside the j of the feature when d < 128
+    scores        [128 p, (slot, row, j)] PSUM, one or two banks;  weights [128 p, (j, slot, row)]
+    sums          [d, (slot, row)] PSUM, row sums beside them
+    edge tokens   one per partition, against the rows of all slots
 
-On-chip memory per partition, k KV heads in the group (k * d <= 512), element size b: staged and
-zeroed keys and values 4 k r d b, key columns k d segment b / 128, masks 13 segment, acc at most
-32 KiB. segment 512, k d = 512, fp32: 32 + 8 + 6.5 + 32 = 79 KiB.
+On-chip memory per partition: staging tiles of at most 2 * 64 KiB for keys and values of a trip; key
+columns 4 * 2 KiB; per group scores to be weighed 4 N tokens, weights b N (tokens + edge tiles),
+queries pack * b N, states 24 * (slots + 1) * rows: 4 groups of 4 slots with 8 rows, d = 128, bf16:
+128 + 8 + 4 * (2 + 1.1 + 0.1 + 1) = 153 KiB. PSUM: scores 2 or 4 banks, transposes 4 or 2, weighted
+values 1, small numbers and edge tokens 1.
 
-Numerics. As segmented_attention with softmax="exact": exact running maximum, fp32 sums, weights in
-the dtype of v.
+Numerics. Exact running maximum of every row, never below FLOOR; scores minus maximum in fp32, exp
+of it, fp32 sums; weights in the dtype of q. Absent runs get MASKED added by PE, edge tokens that a
+row does not see are replaced; only real, mapped rows of the cache are gathered, so staging tiles
+are finite throughout. A chain that two cores share is added up at the end with its own maxima.
 """
 
-from dataclasses import dataclass
-
 from .backend import nisa, nki, nl
-from .loading import RowTiles, broadcast_row, transpose_row_tiles
-from .masks import from_position, own_head_mask
-from .paged_cache import PagedSegments
-from .softmax import (
-    ScoreScale,
-    SoftmaxState,
-    begin,
-    cached_scale,
-    new_state,
-    next_step,
-    normalise,
-    score_tile,
+from .decode_group import DecodeGroup
+from .decode_stage import DecodeStage
+from .decode_sums import SlotSums, SumsShape
+from .decode_tensors import (
+    SLOT_BYTES,
+    ChainFactors,
+    DecodeBuffers,
+    DecodePlanTensors,
+    DecodeTensors,
+    clear,
+    store_rows,
 )
-from .tile_schedule import MACRO_TILES, MATMUL_COLUMNS, PARTITIONS
+from .loading import element_bytes
+from .tile_schedule import PARTITIONS
 
-GROUP_WIDTH = MATMUL_COLUMNS
-"""Most columns (KV heads * d) of one group: P V of a matmul fills one PSUM bank."""
-
-STATE_COLUMNS = 8192
-"""Most fp32 columns of acc for a group of requests: 32 KiB."""
+SCORE_LAG = 2
+"""Banks of keys that PE transposes ahead of their scores, so that it never waits for a copy."""
 
 
-@dataclass
-class FeatureChunk(nl.NKIObject):
-    """At most 128 features that one matmul contracts: whole heads, or a part of one head."""
-
-    head: int
-    num_heads: int
-    feature: int
-    width: int  # features per head
-
-
-def feature_chunks(num_heads: int, d: int) -> list[FeatureChunk]:
-    """The chunks of a group of KV heads."""
-    chunks: list[FeatureChunk] = []
-    heads_per_chunk = max(1, PARTITIONS // d)
-    for head in range(0, num_heads, heads_per_chunk):
-        for feature in range(0, d, PARTITIONS):
-            heads = min(heads_per_chunk, num_heads - head)
-            chunks.append(FeatureChunk(head, heads, feature, min(PARTITIONS, d - feature)))
-    return chunks
+def trip_register(num_trips: nl.NkiTensor, core: int, column: int) -> nisa.VirtualRegister:
+    """A number of a core in a register."""
+    number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number, src=num_trips[core : core + 1, column : column + 1])
+    register = nisa.register_alloc()
+    nisa.register_load(register, number)
+    return register
 
 
-def kv_heads_per_group(num_kv_heads: int, rows_per_kv_head: int, d: int) -> int:
-    """KV heads that one group of instructions serves: a divisor of num_kv_heads."""
-    fitting = min([num_kv_heads, PARTITIONS // rows_per_kv_head, GROUP_WIDTH // d])
-    while num_kv_heads % fitting != 0:
-        fitting = fitting - 1
-    return fitting
+class GroupStart(nl.NKIObject):
+    """Loading of a group for the first trip, in steps."""
+
+    def __init__(self, group: DecodeGroup, zeros: nl.NkiTensor, engines: list[nisa.engine]) -> None:
+        self.group = group
+        self.zeros = zeros
+        self.engines = engines  # that clear the first staging tile, then the others in turn
+        self.done = 0
+        self.steps = 2 * group.slots + 3
+
+    def step(self) -> None:
+        """Tables, then one staging tile per step: cleared, because a gather skips absent rows."""
+        group, step = self.group, self.done
+        stage = group.stage
+        self.done = step + 1
+        if step == 0:
+            stage.fetch_rows(None, 0)
+            return
+        engine = self.engines[min(step, len(self.engines)) - 1]
+        if step > 1:
+            engine = self.engines[1 + step % (len(self.engines) - 1)]
+        tile = step - 1
+        tiles = group.slots + 1
+        if tile < tiles:
+            clear(stage.k_stage[tile], self.zeros, engine)
+            stage.gather_keys(tile)
+        else:
+            clear(stage.v_stage[tile - tiles], self.zeros, engine)
+            stage.gather_values(tile - tiles)
+        if step == 1:
+            stage.fetch_queries()
+            group.begin_trip(None)
+
+    def finish(self) -> None:
+        """All steps that are left."""
+        while self.done < self.steps:
+            self.step()
 
 
-def spread_queries(
-    q: nl.NkiTensor,  # [B, H, T, d] HBM
-    requests: list[int],
-    first_row: int,  # row of a request, (query head, t), that the KV head group starts at
-    rows: int,  # rows of a request in the group
-    rows_per_kv_head: int,
-    chunks: list[FeatureChunk],
-) -> list[nl.NkiTensor]:
-    """Per chunk: [features, requests * rows], zero outside a row's own KV head."""
-    _, num_q_heads, num_queries, d = q.shape
-    request_rows = num_q_heads * num_queries
-    num_requests = len(requests)
-    columns = num_requests * rows
-    per_load = PARTITIONS // rows
-    parts: list[nl.NkiTensor] = []
-    for feature in range(0, d, PARTITIONS):
-        width = min(PARTITIONS, d - feature)
-        parts.append(nl.ndarray((width, columns), dtype=q.dtype, buffer=nl.sbuf))
-    for first in range(0, num_requests, per_load):
-        count = min(per_load, num_requests - first)
-        loaded = nl.ndarray((count * rows, d), dtype=q.dtype, buffer=nl.sbuf)
-        step = 1
-        if num_requests > 1:
-            step = requests[1] - requests[0]
+class GroupEnd(nl.NKIObject):
+    """What follows the scores of a group, in steps that keep PE from waiting."""
+
+    def __init__(
+        self, groups: list[DecodeGroup], index: int, out: nl.NkiTensor, prefetch: bool
+    ) -> None:
+        self.group = groups[index]
+        self.before = groups[index - 1].sums
+        self.out = out
+        self.prefetch = prefetch
+        self.done = 0
+        self.steps = self.group.slots + 2
+
+    def step(self) -> None:
+        """The values of each slot; sums and results."""
+        group, step = self.group, self.done
+        self.done = step + 1
+        if step < group.slots:
+            if step == 0:
+                group.weigh_edges()
+            group.weigh_slot(step)
+            if self.prefetch:
+                group.stage.gather_values(step)
+        elif step == group.slots:
+            group.sum_weights()
+            group.add(self.before)
+            if self.prefetch:
+                group.stage.gather_values(group.slots)
+        else:
+            group.store(self.out)
+
+    def finish(self) -> None:
+        """All steps that are left."""
+        while self.done < self.steps:
+            self.step()
+
+
+def score(
+    group: DecodeGroup, before: SlotSums, ends: list[GroupEnd], starts: list[GroupStart]
+) -> None:
+    """Scores and weights of a group, other groups' work beside them."""
+    group.turn_queries()
+    banks = group.banks()
+    for bank in range(banks):
+        engine = nisa.engine.vector
+        if bank % 2 == 1 and len(starts) == 0:
+            engine = nisa.engine.scalar
+        group.turn_bank(bank, engine)
+        if len(group.turned) > SCORE_LAG:
+            group.score_bank()
+        for end in ends:
+            while end.done < (bank + 1) * end.steps // banks:
+                end.step()
+        for start in starts:
+            while start.done < (bank + 1) * start.steps // banks:
+                start.step()
+    while len(group.turned) > 0:
+        group.score_bank()
+    for end in ends:
+        end.finish()
+    for start in starts:
+        start.finish()
+    group.mask_edges()
+    group.find_shifts(before)
+    group.weigh()
+
+
+def first_trip(
+    groups: list[DecodeGroup],
+    buffers: DecodeBuffers,
+    core: int,
+    empty_chains: nl.NkiTensor,  # [cores, 128 * n] int32 HBM
+    zeros: nl.NkiTensor,  # [128, SLOT_BYTES / 4] fp32
+    out: nl.NkiTensor,
+    more: nisa.VirtualRegister | None,  # 1 if a second trip has work; None: there is none
+) -> None:
+    """The first trip loads its own slots, two groups ahead, before those of the second."""
+    count = len(groups)
+    others = [nisa.engine.vector, nisa.engine.scalar]
+    GroupStart(groups[0], zeros, [nisa.engine.gpsimd] + others).finish()
+    clear_empty(empty_chains, core, groups[0].rows, zeros, out)
+    if count > 1:
+        GroupStart(groups[1], zeros, [nisa.engine.vector] + others).finish()
+    buffers.write_constants()
+    for group in groups:
+        group.write_constants()
+    groups[count - 1].sums.clear()
+    ends: list[GroupEnd] = []
+    for index in range(count):
+        starts: list[GroupStart] = []
+        if index + 2 < count:
+            starts.append(
+                GroupStart(groups[index + 2], zeros, [nisa.engine.scalar, nisa.engine.scalar])
+            )
+        groups[index].load_factors()
+        score(groups[index], groups[index - 1].sums, ends, starts)
+        ends = [GroupEnd(groups, index, out, False)]
+    if more is not None:
+
+        def fetch_second(i: nisa.VirtualRegister) -> None:
+            for index in range(count):
+                group = groups[index]
+                group.stage.fetch_rows(None, 1)
+                group.stage.fetch_queries()
+                for slot in range(group.slots + 1):
+                    group.stage.gather_keys(slot)
+                if index < count - 1:
+                    for slot in range(group.slots + 1):
+                        group.stage.gather_values(slot)
+
+        nl.fori_loop(0, more, fetch_second)
+    ends[0].finish()
+    if more is not None:
+
+        def fetch_last(i: nisa.VirtualRegister) -> None:
+            stage = groups[count - 1].stage
+            for slot in range(stage.slots + 1):
+                stage.gather_values(slot)
+
+        nl.fori_loop(0, more, fetch_last)
+
+
+def next_trip(groups: list[DecodeGroup], trip: nisa.VirtualRegister, out: nl.NkiTensor) -> None:
+    """A later trip: each staging tile is gathered anew as soon as it has been read."""
+    for group in groups:
+        group.begin_trip(trip)
+        group.load_factors()
+    ends: list[GroupEnd] = []
+    for index in range(len(groups)):
+        group = groups[index]
+        group.stage.fetch_rows(trip, 1)
+        score(group, groups[index - 1].sums, ends, [])
+        ends = [GroupEnd(groups, index, out, True)]
+        group.stage.fetch_queries()
+        for slot in range(group.slots + 1):
+            group.stage.gather_keys(slot)
+    ends[0].finish()
+
+
+def clear_empty(
+    empty_chains: nl.NkiTensor,  # [cores, 128 * n] int32 HBM
+    core: int,
+    rows: int,
+    zeros: nl.NkiTensor,  # [128, SLOT_BYTES / 4] fp32
+    out: nl.NkiTensor,  # [B, H, T, d]
+) -> None:
+    """Store zeros for the chains that see nothing."""
+    num_requests, num_q_heads, num_queries, d = out.shape
+    room = empty_chains.shape[1]
+    chains = out.reshape((num_requests * num_q_heads * num_queries // rows, rows * d))
+    per_row = SLOT_BYTES // element_bytes(out.dtype)
+    for first in range(0, room, PARTITIONS):
+        index = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(
-            dst=loaded,
-            src=q.ap(
-                [[step * request_rows * d, count], [1, rows * d]],
-                offset=(requests[first] * request_rows + first_row) * d,
-            ),
+            dst=index, src=empty_chains.ap([[1, PARTITIONS], [1, 1]], offset=core * room + first)
         )
-        for part in range(len(parts)):
-            columns_of_part = parts[part]
-            width = columns_of_part.shape[0]
-            bank = nl.ndarray((width, count * rows), dtype=q.dtype, buffer=nl.psum)
-            nisa.nc_transpose(
-                dst=bank,
-                data=loaded[:, part * PARTITIONS : part * PARTITIONS + width],
-                engine=nisa.engine.tensor,
-            )
-            nisa.tensor_copy(
-                dst=columns_of_part[:, first * rows : (first + count) * rows], src=bank
-            )
-    spread: list[nl.NkiTensor] = []
-    for chunk in chunks:
-        width = chunk.width
-        tile = nl.ndarray((chunk.num_heads * width, columns), dtype=q.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=0.0)
-        source = parts[chunk.feature // PARTITIONS]
-        for head in range(chunk.num_heads):
-            own = (chunk.head + head) * rows_per_kv_head
-            pattern = [[columns, width], [rows, num_requests], [1, rows_per_kv_head]]
-            nisa.tensor_copy(
-                dst=tile.ap(pattern, offset=head * width * columns + own),
-                src=source.ap(pattern, offset=own),
-            )
-        spread.append(tile)
-    return spread
+        nisa.dma_copy(
+            dst=chains.ap(
+                [[rows * d, PARTITIONS], [d, rows], [1, d]], offset=0, vector_offset=index,
+                indirect_dim=0,
+            ),
+            src=zeros.ap([[per_row, PARTITIONS], [0, rows], [1, d]], dtype=out.dtype),
+            oob_mode=nisa.oob_mode.skip,
+        )  # fmt: skip
 
 
-def visible_counts(
-    context_lens: nl.NkiTensor,  # [1, B] int32 HBM
-    query_lens: nl.NkiTensor,  # [1, B] int32 HBM
-    num_queries: int,
-) -> nl.NkiTensor:
-    """[128, (B, 2)] fp32: a request's tokens, and how many row p = (head, t) sees, t = p % T."""
-    lengths = broadcast_row(context_lens)
-    queries = broadcast_row(query_lens)
-    num_requests = lengths.shape[1]
-    shape = (PARTITIONS, num_requests)
-    # t = p - T * floor(p / T); the cast to int32 rounds to nearest.
-    row = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(row, [[1, 1]], offset=0, channel_multiplier=1)
-    head = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=head, data=row, op0=nl.multiply, operand0=1.0 / num_queries, op1=nl.subtract,
-        operand1=0.5 - 0.5 / num_queries,
+def share_chain(
+    tensors: DecodeTensors,
+    buffers: DecodeBuffers,
+    last: SlotSums,  # of the core's last group
+    scale: float,
+    core: int,
+    shared_chain: nl.NkiTensor,  # [cores, 1, 2] int32 HBM
+    shared_out_rows: nl.NkiTensor,  # [cores, 1, rows] int32 HBM
+    shared_real_rows: nl.NkiTensor,  # [cores, 1, rows] uint8 HBM
+    out: nl.NkiTensor,
+) -> None:
+    """Add up the chain that both cores end with: the other core's state is one more slot."""
+    shape, height, rows = last.shape, last.height, last.shape.rows
+    parts = shape.parts + 1
+    values = parts * rows
+    mine = nl.ndarray((PARTITIONS, values + rows), dtype=nl.float32, buffer=nl.sbuf)
+    other = nl.ndarray((PARTITIONS, values + rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=mine, value=0.0)
+    nisa.tensor_copy(
+        dst=mine[0:height, 0:values], src=last.state_column(last.sums, last.slots, parts)
+    )
+    nisa.tensor_copy(
+        dst=mine[:, values : values + rows], src=last.state_column(last.shift, last.slots, 1)
+    )
+    nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    group = nl.ndarray((1, 2), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=group, src=shared_chain.ap([[2, 1], [1, 2]], offset=2 * core))
+    factors = ChainFactors(buffers, scale)
+    factors.load(tensors, group, 1)
+    sums = SlotSums(shape, 1)
+    sums.write_constants()
+    nisa.memset(dst=sums.begins[:, 1:2], value=0.0)
+    sums.begin(last, other[:, values : values + rows])
+    sums.correct(factors)
+    # The other state was made with its own shift.
+    change = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=change, data1=other[0:height, values : values + rows],
+        data2=sums.by_slot(sums.shift, height, 0), op=nl.subtract,
     )  # fmt: skip
-    t = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=t, data=head, op0=nl.multiply, operand0=-float(num_queries), op1=nl.add, operand1=row
-    )
-    real = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=real, data=queries, op0=nl.greater, operand0=t)
-    before = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=before, data1=lengths, data2=queries, op=nl.subtract)
-    nisa.tensor_scalar(dst=before, data=before, op0=nl.add, operand0=t, op1=nl.add, operand1=1.0)
-    counts = nl.ndarray((PARTITIONS, num_requests * 2), dtype=nl.float32, buffer=nl.sbuf)
-    even = [[num_requests * 2, PARTITIONS], [2, num_requests]]
-    nisa.tensor_copy(dst=counts.ap(even), src=lengths)
-    nisa.tensor_tensor(dst=counts.ap(even, offset=1), data1=before, data2=real, op=nl.multiply)
-    return counts
+    keys = factors.keys
+    if keys is not None:
+        keys = keys[0:height, :]
+    factors.exponentials(change, change, keys)
+    nisa.tensor_tensor(
+        dst=other[0:height, 0:values], data1=other[0:height, 0:values],
+        data2=change.ap([[rows, height], [0, parts], [1, rows]]), op=nl.multiply,
+    )  # fmt: skip
+    sums.add(last, other[0:height, 0:values])
 
-
-def oldest_positions(
-    context_lens: nl.NkiTensor,  # [1, B] int32 HBM
-    query_lens: nl.NkiTensor,  # [1, B] int32 HBM
-    window: int,
-) -> nl.NkiTensor:
-    """[128, B] fp32: the first position that a request's first query sees; may be negative."""
-    oldest = broadcast_row(context_lens)
-    queries = broadcast_row(query_lens)
-    nisa.tensor_tensor(dst=oldest, data1=oldest, data2=queries, op=nl.subtract)
-    nisa.tensor_scalar(dst=oldest, data=oldest, op0=nl.subtract, operand0=float(window - 1))
-    return oldest
-
-
-def attend_request(
-    context: PagedSegments,
-    request: int,
-    end: nisa.VirtualRegister,  # tokens of the request
-    counts: nl.NkiTensor,  # [128, 2] fp32 from visible_counts, consumed
-    oldest: nl.NkiTensor | None,  # [128, 1] fp32: first position that any row sees
-    first_head: int,
-    queries: list[nl.NkiTensor],  # per chunk: [features, requests * rows]
-    chunks: list[FeatureChunk],
-    window: int | None,
-    scale: ScoreScale,
-    state: SoftmaxState,
-    t: int,  # the request's tile of the state and of the queries
-) -> None:
-    """Softmax of one request's rows over its context, segment by segment."""
-    d, tokens = context.d, context.tokens
-    rows = state.row_sum.shape[0]
-    walk = context.walk(counts, oldest, context.segment_size)
-
-    def segment(i: nisa.VirtualRegister) -> None:
-        key_rows, value_rows, seen = context.load(request, walk, first_head, rows)
-        if window is not None:
-            near = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_scalar(
-                dst=near, data=walk.counts[0:rows, 1:2], op0=nl.subtract, operand0=float(window)
-            )
-            seen = from_position(context.positions[0:rows, :], near, seen)
-        keys: list[nl.NkiTensor] = []
-        for chunk in chunks:
-            first = chunk.head * tokens * d + chunk.feature
-            shape = (chunk.num_heads * chunk.width, context.segment_size)
-            columns = nl.ndarray(shape, dtype=context.dtype, buffer=nl.sbuf)
-            tiles = RowTiles(key_rows, d, chunk.width, first, chunk.num_heads, tokens * d)
-            transpose_row_tiles(tiles, tokens, columns)
-            keys.append(columns)
-        scores = score_tile(queries, t * rows, rows, keys, 0, context.segment_size)
-        values = RowTiles(value_rows, d, d, 0, context.num_heads, tokens * d)
-        next_step(scores, context.mask_columns(seen, 0, tokens), values, scale, state, t)
-        context.advance(walk)
-
-    nl.fori_loop(walk.start, end, segment, step=context.segment_size)
-
-
-def store_requests(
-    out: nl.NkiTensor,  # [B, H, T, d] HBM
-    requests: list[int],
-    first_row: int,
-    own_head: nl.NkiTensor,  # [rows, KV heads] uint8
-    state: SoftmaxState,
-    value_scale: float | nl.NkiTensor,  # number or [rows, 1]
-) -> None:
-    """Keep each row's own KV head of the accumulators, normalise, store."""
-    _, num_q_heads, num_queries, d = out.shape
-    rows, num_requests = state.row_sum.shape
-    num_heads = own_head.shape[1]
-    request_rows = num_q_heads * num_queries
-    own = nl.ndarray((rows, num_requests * d), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=own, value=0.0)
-    for head in range(num_heads):
-        nisa.tensor_copy_predicated(
-            dst=own,
-            src=state.acc.ap(
-                [[num_requests * num_heads * d, rows], [num_heads * d, num_requests], [1, d]],
-                offset=head * d,
-            ),
-            predicate=own_head.ap([[num_heads, rows], [0, num_requests], [0, d]], offset=head),
-        )
-    normalise(own, state.row_sum, value_scale)
-    result = nl.ndarray((rows, num_requests * d), dtype=out.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=result, src=own)
-    step = 1
-    if num_requests > 1:
-        step = requests[1] - requests[0]
-    nisa.dma_copy(
-        dst=out.ap(
-            [[d, rows], [step * request_rows * d, num_requests], [1, d]],
-            offset=(requests[0] * request_rows + first_row) * d,
-        ),
-        src=result,
-    )
-
-
-def per_row(
-    numbers: nl.NkiTensor,  # [1, n] fp32 HBM
-    first: int,
-    count: int,
-    repeat: int,
-) -> nl.NkiTensor:
-    """[count * repeat, 1]: number first + r // repeat on partition r."""
-    tile = nl.ndarray((count * repeat, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=numbers.ap([[1, count], [0, repeat]], offset=first))
-    return tile
+    out_rows = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    column = [[1, rows], [1, 1]]
+    nisa.dma_copy(dst=out_rows, src=shared_out_rows.ap(column, offset=core * rows))
+    real_rows = nl.ndarray((rows, 1), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.dma_copy(dst=real_rows, src=shared_real_rows.ap(column, offset=core * rows))
+    outputs = nl.ndarray((height, shape.parts * rows), dtype=nl.float32, buffer=nl.sbuf)
+    sums.normalise(factors.spread_sinks(height), factors, outputs)
+    store_rows(outputs, buffers, factors.values, real_rows, out_rows, out)
 
 
 @nki.jit
@@ -295,96 +339,65 @@ def paged_decode_kernel(
     q: nl.NkiTensor,  # [B, H, T, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    block_tables: nl.NkiTensor,  # [B, segments * segment_size / block_size] int32
-    context_lens: nl.NkiTensor,  # [1, B] int32
-    query_lens: nl.NkiTensor,  # [1, B] int32
-    segment_size: int,
+    num_trips: nl.NkiTensor,  # the arrays of decode_plan.DecodePlan, in its order
+    gather_rows: nl.NkiTensor,
+    chains: nl.NkiTensor,
+    absent: nl.NkiTensor,
+    edge_seen: nl.NkiTensor,
+    begins: nl.NkiTensor,
+    out_rows: nl.NkiTensor,
+    real_rows: nl.NkiTensor,
+    shared_chain: nl.NkiTensor,
+    shared_out_rows: nl.NkiTensor,
+    shared_real_rows: nl.NkiTensor,
+    empty_chains: nl.NkiTensor,
+    heads: int,  # KV heads of a chain
+    tokens: int,  # tokens of a run
     scale: float,
-    window: int | None,
     sinks: nl.NkiTensor | None,  # [1, H] fp32
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
 ) -> nl.NkiTensor:
     """Attention [B, H, T, d] of each request's last tokens over its context."""
-    num_requests, num_q_heads, num_queries, d = q.shape
+    _, num_q_heads, num_queries, d = q.shape
     num_kv_heads = k_cache.shape[1]
-    assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
-    assert segment_size % PARTITIONS == 0, "segment_size must be a multiple of 128"
-    assert segment_size % k_cache.shape[2] == 0, "segment_size must be whole blocks"
-    assert segment_size <= MACRO_TILES * PARTITIONS, "a segment's scores must fit four PSUM banks"
-    group = num_q_heads // num_kv_heads
-    rows_per_kv_head = group * num_queries
-    assert rows_per_kv_head <= PARTITIONS, "the queries of a KV head must fit 128 partitions"
+    assert k_cache.shape[2] % tokens == 0, "a run must lie in one block"
+    rows = num_q_heads // num_kv_heads * heads * num_queries
+    assert rows <= PARTITIONS, "the query rows of a chain must fit 128 partitions"
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
-    num_heads = kv_heads_per_group(num_kv_heads, rows_per_kv_head, d)
-    first_request = core
-    request_step = num_cores
-    core_heads = num_kv_heads
-    if num_cores == 2 and num_requests == 1 and num_kv_heads % 2 == 0:
-        num_heads = kv_heads_per_group(num_kv_heads // 2, rows_per_kv_head, d)
-        core_heads = num_kv_heads // 2
-        first_request = 0
-        request_step = 1
-    first_kv_head = 0
-    if core_heads < num_kv_heads:
-        first_kv_head = core * core_heads
-    rows = num_heads * rows_per_kv_head
-    chunks = feature_chunks(num_heads, d)
-    per_group = max(1, STATE_COLUMNS // (num_heads * d))
-
+    entries, num_groups, slots = begins.shape
+    length = entries // num_cores
+    edge_tiles = gather_rows.shape[3] - slots
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    lengths = nl.ndarray((1, num_requests), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=lengths, src=context_lens)
-    context = PagedSegments(k_cache, v_cache, block_tables, segment_size, num_heads, q.dtype)
-    context.clear_staging()
-    context.write_positions()
-    own_head = own_head_mask(num_heads, rows_per_kv_head)
-    for first_head in range(first_kv_head, first_kv_head + core_heads, num_heads):
-        first_row = first_head * rows_per_kv_head
-        score_scale = ScoreScale(scale, -scale)
-        if k_scales is not None:
-            k_factor = per_row(k_scales, first_head, num_heads, rows_per_kv_head)
-            score_scale = cached_scale(k_factor, scale)
-        value_scale: float | nl.NkiTensor = 1.0
-        if v_scales is not None:
-            value_scale = per_row(v_scales, first_head, num_heads, rows_per_kv_head)
-        counts = visible_counts(context_lens, query_lens, num_queries)
-        oldest = None
-        if window is not None:
-            oldest = oldest_positions(context_lens, query_lens, window)
-        for first in range(first_request, num_requests, request_step * per_group):
-            requests: list[int] = []
-            end = min(num_requests, first + request_step * per_group)
-            for request in range(first, end, request_step):
-                requests.append(request)
-            queries = spread_queries(q, requests, first_row, rows, rows_per_kv_head, chunks)
-            state = new_state(rows, len(requests), num_heads * d)
-            row_sinks = None
-            if sinks is not None:
-                sink = per_row(sinks, first_head * group, num_heads * group, num_queries)
-                row_sinks = sink.ap([[1, rows], [0, len(requests)]])
-            begin(state, scale, row_sinks)
-            for t in range(len(requests)):
-                request = requests[t]
-                length = nisa.register_alloc()
-                nisa.register_load(length, lengths[:, request : request + 1])
-                own_oldest = None
-                if oldest is not None:
-                    own_oldest = oldest[:, request : request + 1]
-                attend_request(
-                    context,
-                    request,
-                    length,
-                    counts[:, 2 * request : 2 * request + 2],
-                    own_oldest,
-                    first_head,
-                    queries,
-                    chunks,
-                    window,
-                    score_scale,
-                    state,
-                    t,
-                )
-            store_requests(out, requests, first_row, own_head, state, value_scale)
+
+    tensors = DecodeTensors(q, k_cache, v_cache, sinks, k_scales, v_scales, heads, tokens, rows)
+    plan = DecodePlanTensors(
+        gather_rows, chains, absent, edge_seen, begins, out_rows, real_rows, core * length
+    )
+    shape = SumsShape(rows, d, (d + PARTITIONS - 1) // PARTITIONS)
+    groups: list[DecodeGroup] = []
+    zeros = nl.ndarray((PARTITIONS, SLOT_BYTES // 4), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0)
+    buffers = DecodeBuffers(tensors, slots)
+    for index in range(num_groups):
+        stage = DecodeStage(tensors, plan, index, slots, edge_tiles)
+        groups.append(DecodeGroup(stage, buffers, shape, scale))
+    if length == 1:
+        first_trip(groups, buffers, core, empty_chains, zeros, out, None)
+    else:
+        last = trip_register(num_trips, core, 0)
+        more = trip_register(num_trips, core, 1)
+        first_trip(groups, buffers, core, empty_chains, zeros, out, more)
+
+        def trip(i: nisa.VirtualRegister) -> None:
+            next_trip(groups, i, out)
+
+        nl.fori_loop(1, last, trip)
+    if num_cores == 2:
+        last_sums = groups[num_groups - 1].sums
+        share_chain(
+            tensors, buffers, last_sums, scale, core, shared_chain, shared_out_rows,
+            shared_real_rows, out,
+        )  # fmt: skip
     return out

@@ -1,0 +1,428 @@
+"""A group of slots on chip: scores, weights, weighted values.
+
+Keys lie on partitions: scores are [128 keys, (slot, row, run token)], so that one exp serves all
+tokens of many slots, weights need no transpose, and P V has the values as stationary operand. Only
+K is transposed, by PE, as many chunks of 128 features as fill a PSUM bank at a time.
+"""
+
+from dataclasses import dataclass
+
+from .backend import nisa, nl
+from .decode_stage import DecodeStage
+from .decode_sums import SlotSums, SumsShape
+from .decode_tensors import EDGE_COLUMN, MAXIMA_COLUMN, ChainFactors, DecodeBuffers, store_rows
+from .softmax import MASKED
+from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
+
+
+@dataclass
+class TurnedKeys(nl.NKIObject):
+    """Key chunks first .. first + count - 1 that PE has transposed."""
+
+    keys: nl.NkiTensor  # [features, count * 128] SBUF
+    first: int
+    count: int
+    edges: bool
+
+
+class DecodeGroup(nl.NKIObject):
+    """`slots` slots of every trip, in stages that the kernel interleaves with other groups'."""
+
+    def __init__(
+        self, stage: DecodeStage, buffers: DecodeBuffers, sums: SumsShape, scale: float
+    ) -> None:
+        tensors, slots, tokens = stage.tensors, stage.slots, stage.tokens
+        d, dtype = tensors.q.shape[3], tensors.q.dtype
+        self.stage = stage
+        self.buffers = buffers
+        self.slots = slots
+        self.edge_tiles = stage.edge_tiles
+        self.d = d
+        self.rows = tensors.rows
+        self.heads = tensors.heads
+        self.columns = slots * tensors.rows
+        self.tokens = tokens
+        self.num_queries = stage.num_queries
+        self.scores = buffers.scores[stage.index % 2]
+        self.sums = SlotSums(sums, slots)
+        # Tokens whose keys are transposed together: their features fill the 128 partitions.
+        self.pack = 1
+        if PARTITIONS % d == 0:
+            self.pack = min(tokens, PARTITIONS // d)
+        self.slots_per_bank = slots // buffers.score_banks
+        # Slots whose maxima one instruction finds: a quarter of a bank.
+        self.slots_per_maximum = max(1, self.slots_per_bank // 4)
+        while self.slots_per_bank % self.slots_per_maximum != 0:
+            self.slots_per_maximum = self.slots_per_maximum - 1
+        self.queries: list[nl.NkiTensor] = []
+        for feature in range(0, d, PARTITIONS):
+            height = self.pack * min(PARTITIONS, d - feature)
+            shape = (height, self.pack * self.columns)
+            self.queries.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
+        # Transposes of a slot and of the edge tokens.
+        self.slot_chunks = tensors.heads * tokens // self.pack * len(self.queries)
+        self.edge_chunks = self.edge_tiles * tensors.heads * len(self.queries)
+        self.weights = nl.ndarray(
+            (PARTITIONS, (tokens + self.edge_tiles) * self.columns), dtype=dtype, buffer=nl.sbuf
+        )
+        self.maxima = nl.ndarray((PARTITIONS, self.columns), dtype=nl.float32, buffer=nl.sbuf)
+        self.maximum = nl.ndarray((self.columns, 1), dtype=nl.float32, buffer=nl.sbuf)
+        shape = (PARTITIONS, self.edge_tiles * self.columns)
+        self.edge_scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        self.turned: list[TurnedKeys] = []
+        self.factors = ChainFactors(buffers, scale)
+        self.sink_row: nl.NkiTensor | None = None
+        shape = (self.sums.height, len(self.queries) * self.columns)
+        self.outputs = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+
+    def write_constants(self) -> None:
+        """Zeros between the queries of packed tokens, and those of the sums."""
+        if self.pack > 1:
+            nisa.memset(dst=self.queries[0], value=0.0)
+        self.sums.write_constants()
+
+    def begin_trip(self, trip: nisa.VirtualRegister | None) -> None:
+        """Masks and flags of this trip."""
+        self.stage.fetch_flags(self.sums.begins[:, 1:], trip)
+
+    def load_factors(self) -> None:
+        """Scales and sinks of this trip's chains."""
+        self.factors.load(self.stage.tensors, self.stage.chains, self.slots)
+
+    def turn_queries(self) -> None:
+        """Query columns from the query rows; rows of no real query are zero."""
+        d, pack, columns = self.d, self.pack, self.columns
+        rows = self.stage.q_rows
+        if self.num_queries > 1:
+            rows = nl.ndarray((columns, d), dtype=self.buffers.dtype, buffer=nl.sbuf)
+            nisa.select_reduce(
+                dst=rows, predicate=self.stage.real_rows.ap([[1, columns], [0, d]]),
+                on_true=self.stage.q_rows, on_false=0.0,
+            )  # fmt: skip
+        for part in range(len(self.queries)):
+            width = min(PARTITIONS, d - part * PARTITIONS)
+            bank = self.buffers.next_bank(rows.dtype)
+            turned = bank[0 : pack * width, 0:columns]
+            nisa.nc_transpose(
+                dst=turned,
+                data=rows.ap([[d, columns], [0, pack], [1, width]], offset=part * PARTITIONS),
+                engine=nisa.engine.tensor,
+            )
+            queries = self.queries[part]
+            for token in range(pack):
+                nisa.tensor_copy(
+                    dst=queries[
+                        token * width : (token + 1) * width, token * columns : (token + 1) * columns
+                    ],
+                    src=turned[token * width : (token + 1) * width, :],
+                )
+
+    def turn_keys(self, chunks: list[nl.NkiTensor], engine: nisa.engine) -> nl.NkiTensor:
+        """Chunks [128 keys, features] as columns [features, chunks * 128] in SBUF."""
+        buffers = self.buffers
+        width = chunks[0].shape[1]
+        dtype = buffers.dtype
+        if buffers.casts:
+            dtype = nl.float32
+        bank = buffers.next_bank(dtype)
+        for i in range(len(chunks)):
+            turned = bank[0 : chunks[i].shape[1], i * PARTITIONS : (i + 1) * PARTITIONS]
+            if buffers.casts:
+                nisa.nc_matmul(
+                    dst=turned, stationary=chunks[i], moving=buffers.key_identity,
+                    accumulate=False,
+                )  # fmt: skip
+            else:
+                nisa.nc_transpose(dst=turned, data=chunks[i], engine=nisa.engine.tensor)
+        columns = len(chunks) * PARTITIONS
+        keys = buffers.next_keys()[0:width, 0:columns]
+        nisa.tensor_copy(dst=keys, src=bank[0:width, 0:columns], engine=engine)
+        return keys
+
+    def banks(self) -> int:
+        """Banks of transposed keys: those of the slots, then those of the edge tokens."""
+        per_bank = self.buffers.chunks_per_bank()
+        slot_banks = (self.slots * self.slot_chunks + per_bank - 1) // per_bank
+        return slot_banks + (self.edge_chunks + per_bank - 1) // per_bank
+
+    def turn_bank(self, bank: int, engine: nisa.engine) -> None:
+        """Transpose a bank of key chunks; the engine brings them to SBUF."""
+        per_bank, parts, d = self.buffers.chunks_per_bank(), len(self.queries), self.d
+        total = self.slots * self.slot_chunks
+        slot_banks = (total + per_bank - 1) // per_bank
+        edges = bank >= slot_banks
+        first = bank * per_bank
+        pack = self.pack
+        if edges:
+            first = (bank - slot_banks) * per_bank
+            total = self.edge_chunks
+            pack = 1
+        count = min(per_bank, total - first)
+        chunks: list[nl.NkiTensor] = []
+        for chunk in range(first, first + count):
+            stage = self.stage.k_stage[self.slots]
+            inner = chunk
+            if not edges:
+                stage = self.stage.k_stage[chunk // self.slot_chunks]
+                inner = chunk % self.slot_chunks
+            column = inner // parts * pack * d + inner % parts * PARTITIONS
+            width = pack * min(PARTITIONS, d - inner % parts * PARTITIONS)
+            chunks.append(stage[:, column : column + width])
+        self.turned.append(TurnedKeys(self.turn_keys(chunks, engine), first, count, edges))
+
+    def score_bank(self) -> None:
+        """Scores of the bank that was transposed first of those not scored yet."""
+        turned = self.turned[0]
+        self.turned.remove(turned)
+        keys = turned.keys
+        for i in range(turned.count):
+            columns = keys[:, i * PARTITIONS : (i + 1) * PARTITIONS]
+            chunk = turned.first + i
+            if turned.edges:
+                self.score_edges(columns, chunk)
+            else:
+                slot = chunk // self.slot_chunks
+                self.score_run(columns, slot, chunk % self.slot_chunks)
+                if (chunk + 1) % (self.slot_chunks * self.slots_per_maximum) == 0:
+                    self.find_maxima(slot + 1 - self.slots_per_maximum)
+
+    def score_run(self, keys: nl.NkiTensor, slot: int, chunk: int) -> None:
+        """Scores of a chunk of a slot: [128 keys, (row, run token)] at its place in the bank."""
+        pack, tokens, parts = self.pack, self.tokens, len(self.queries)
+        per_head = self.rows // self.heads
+        place = self.place(slot)
+        part = chunk % parts
+        token = chunk // parts * pack
+        row = token // tokens * per_head
+        queries = self.queries[part]
+        nisa.nc_matmul(
+            dst=self.scores.ap(
+                [[self.scores.shape[1], PARTITIONS], [1, pack], [tokens, per_head]],
+                offset=place + row * tokens + token % tokens,
+            ),
+            stationary=keys[0 : queries.shape[0], :],
+            moving=queries.ap(
+                [[queries.shape[1], queries.shape[0]], [self.columns, pack], [1, per_head]],
+                offset=slot * self.rows + row,
+            ),
+            accumulate=part > 0,
+        )
+
+    def score_edges(self, keys: nl.NkiTensor, chunk: int) -> None:
+        """Scores of a chunk of edge tokens against the rows of all slots: [128, (slot, row)]."""
+        parts, heads = len(self.queries), self.heads
+        per_head = self.rows // heads
+        bank = self.buffers.small
+        part = chunk % parts
+        head = chunk // parts % heads
+        tile = chunk // parts // heads
+        width = min(PARTITIONS, self.d - part * PARTITIONS)
+        queries = self.queries[part]
+        nisa.nc_matmul(
+            dst=bank.ap(
+                [[bank.shape[1], PARTITIONS], [self.rows, self.slots], [1, per_head]],
+                offset=EDGE_COLUMN + tile * self.columns + head * per_head,
+            ),
+            stationary=keys[0:width, :],
+            moving=queries.ap(
+                [[queries.shape[1], width], [self.rows, self.slots], [1, per_head]],
+                offset=head * per_head,
+            ),
+            accumulate=part > 0,
+        )
+
+    def place(self, slot: int) -> int:
+        """Column where the scores of a slot begin."""
+        bank = slot // self.slots_per_bank
+        return bank * MATMUL_COLUMNS + slot % self.slots_per_bank * self.rows * self.tokens
+
+    def find_maxima(self, slot: int) -> None:
+        """Mask absent runs of the slots of one maximum; the maxima of their rows per partition.
+
+        PE adds MASKED to all columns of an absent partition: a product of one contraction row.
+        """
+        count, width = self.slots_per_maximum, self.rows * self.tokens
+        for each in range(slot, slot + count):
+            place = self.place(each)
+            nisa.nc_matmul(
+                dst=self.scores[:, place : place + width],
+                stationary=self.stage.absent[:, each * PARTITIONS : (each + 1) * PARTITIONS],
+                moving=self.buffers.mask_ones[:, 0:width],
+                accumulate=True,
+            )
+        place = self.place(slot)
+        nisa.tensor_reduce(
+            dst=self.maxima[:, slot * self.rows : (slot + count) * self.rows], op=nl.maximum,
+            data=self.scores.ap(
+                [
+                    [self.scores.shape[1], PARTITIONS], [self.tokens, count * self.rows],
+                    [1, self.tokens],
+                ],
+                offset=place,
+            ),
+            axis=2,
+        )  # fmt: skip
+
+    def mask_edges(self) -> None:
+        """Edge tokens' scores, MASKED where a row does not see one; they join the maxima."""
+        columns, queries = self.columns, self.num_queries
+        seen = self.stage.edge_seen
+        nisa.select_reduce(
+            dst=self.edge_scores,
+            predicate=seen.ap(
+                [
+                    [seen.shape[1], PARTITIONS], [queries, self.edge_tiles * self.slots],
+                    [0, self.rows // queries], [1, queries],
+                ]
+            ),
+            on_true=self.buffers.small[:, EDGE_COLUMN : EDGE_COLUMN + self.edge_tiles * columns],
+            on_false=MASKED,
+        )  # fmt: skip
+        for tile in range(self.edge_tiles):
+            nisa.tensor_tensor(
+                dst=self.maxima, data1=self.maxima,
+                data2=self.edge_scores[:, tile * columns : (tile + 1) * columns], op=nl.maximum,
+            )  # fmt: skip
+
+    def find_shifts(self, before: SlotSums) -> None:
+        """Maximum of each row of each slot over the partitions; running shifts from them."""
+        turned = self.buffers.sums[0 : self.columns, MAXIMA_COLUMN : MAXIMA_COLUMN + PARTITIONS]
+        nisa.nc_transpose(dst=turned, data=self.maxima, engine=nisa.engine.tensor)
+        nisa.tensor_reduce(dst=self.maximum, op=nl.maximum, data=turned, axis=1, keepdims=True)
+        sinks = self.factors.sinks
+        if sinks is not None:
+            nisa.tensor_tensor(dst=self.maximum, data1=self.maximum, data2=sinks, op=nl.maximum)
+        self.sink_row = self.factors.spread_sinks(self.sums.height)
+        self.sums.begin(before, self.buffers.spread(self.maximum))
+
+    def weigh(self) -> None:
+        """Weights exp(scale * (score - shift)): [128 keys, (run token or edge tile, slot, row)]."""
+        tokens, columns, sums, edges = self.tokens, self.columns, self.sums, self.edge_scores
+        keys = self.factors.keys
+        nisa.tensor_tensor(
+            dst=edges,
+            data1=edges,
+            data2=sums.shift.ap(
+                [
+                    [sums.width, PARTITIONS], [0, self.edge_tiles], [1, self.slots],
+                    [sums.pitch, self.rows],
+                ],
+                offset=1,
+            ),
+            op=nl.subtract,
+        )  # fmt: skip
+        each_tile = None
+        if keys is not None:
+            each_tile = keys.ap([[columns, PARTITIONS], [0, self.edge_tiles], [1, columns]])
+        self.factors.exponentials(self.weights[:, tokens * columns :], edges, each_tile)
+        # In two halves, so that exp of the first one begins early.
+        count = (self.slots_per_bank + 1) // 2
+        while self.slots_per_bank % count != 0:
+            count = count + 1
+        for slot in range(0, self.slots, count):
+            self.weigh_scores(slot, count)
+        sums.correct(self.factors)
+
+    def weigh_scores(self, slot: int, count: int) -> None:
+        """Weights of the runs of `count` slots in one bank."""
+        tokens, columns, sums = self.tokens, self.columns, self.sums
+        keys = self.factors.keys
+        width = count * self.rows
+        place = self.place(slot)
+        lowered = nl.ndarray((PARTITIONS, width * tokens), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(
+            dst=lowered,
+            data1=self.scores[:, place : place + width * tokens],
+            data2=sums.shift.ap(
+                [[sums.width, PARTITIONS], [1, count], [sums.pitch, self.rows], [0, tokens]],
+                offset=slot + 1,
+            ),
+            op=nl.subtract,
+        )
+        first = slot * self.rows
+        each_token = None
+        if keys is not None:
+            each_token = keys.ap([[columns, PARTITIONS], [1, width], [0, tokens]], offset=first)
+        self.factors.exponentials(
+            self.weights.ap(
+                [[self.weights.shape[1], PARTITIONS], [1, width], [columns, tokens]], offset=first
+            ),
+            lowered,
+            each_token,
+        )
+
+    def sum_weights(self) -> None:
+        """Row sums of the weights, on every partition."""
+        columns, parts = self.columns, len(self.queries)
+        height = self.sums.height
+        first = parts * columns
+        tiles = self.tokens + self.edge_tiles
+        for tile in range(tiles):
+            nisa.nc_matmul(
+                dst=self.buffers.sums[0:height, first : first + columns],
+                stationary=self.buffers.weight_ones,
+                moving=self.weights[:, tile * columns : (tile + 1) * columns],
+                accumulate=tile > 0,
+            )
+
+    def weigh_edges(self) -> None:
+        """Values of the edge tokens times their weights; begins the sums of all slots."""
+        columns, heads, d = self.columns, self.heads, self.d
+        per_head = self.rows // heads
+        bank = self.buffers.sums
+        values = self.stage.v_stage[self.slots]
+        for tile in range(self.edge_tiles):
+            weights = (self.tokens + tile) * columns
+            for head in range(heads):
+                for part in range(len(self.queries)):
+                    width = min(PARTITIONS, d - part * PARTITIONS)
+                    value = (tile * heads + head) * d + part * PARTITIONS
+                    nisa.nc_matmul(
+                        dst=bank.ap(
+                            [[MATMUL_COLUMNS, width], [self.rows, self.slots], [1, per_head]],
+                            offset=part * columns + head * per_head,
+                        ),
+                        stationary=values[:, value : value + width],
+                        moving=self.weights.ap(
+                            [
+                                [self.weights.shape[1], PARTITIONS], [self.rows, self.slots],
+                                [1, per_head],
+                            ],
+                            offset=weights + head * per_head,
+                        ),
+                        accumulate=tile > 0,
+                    )  # fmt: skip
+
+    def weigh_slot(self, slot: int) -> None:
+        """Add a slot's values times their weights to its sums."""
+        columns, d, tokens = self.columns, self.d, self.tokens
+        per_head = self.rows // self.heads
+        values = self.stage.v_stage[slot]
+        for head in range(self.heads):
+            first = slot * self.rows + head * per_head
+            for token in range(tokens):
+                for part in range(len(self.queries)):
+                    width = min(PARTITIONS, d - part * PARTITIONS)
+                    value = (head * tokens + token) * d + part * PARTITIONS
+                    row = part * columns + first
+                    nisa.nc_matmul(
+                        dst=self.buffers.sums[0:width, row : row + per_head],
+                        stationary=values[:, value : value + width],
+                        moving=self.weights[
+                            :, token * columns + first : token * columns + first + per_head
+                        ],
+                        accumulate=True,
+                    )
+
+    def add(self, before: SlotSums) -> None:
+        """Continue the running sums; outputs behind each slot from them."""
+        width = (len(self.queries) + 1) * self.columns
+        self.sums.add(before, self.buffers.sums[0 : self.sums.height, 0:width])
+        self.sums.normalise(self.sink_row, self.factors, self.outputs)
+
+    def store(self, out: nl.NkiTensor) -> None:
+        """Store the chains that end in this group."""
+        store_rows(
+            self.outputs, self.buffers, self.factors.values, self.stage.real_rows,
+            self.stage.out_rows, out,
+        )  # fmt: skip

@@ -1,0 +1,274 @@
+"""The work of one paged_decode call as lists that the kernel reads: made on the host, per step.
+
+A *chain* is one request on `heads` KV heads: its `rows` query rows share keys and softmax sums. A
+cached token is *common* if every row of the chain sees it. Runs of `tokens` common tokens that
+lie in one block go 128 at a time into *slots*; the at most a few tokens besides, on the causal and
+on the window's edge, are the chain's *edge* tokens, gathered one by one and masked row by row. So
+no unused row of the cache is ever read, absent blocks cost nothing, and a full slot needs no mask.
+
+Slots follow each other chain by chain. Two cores take half of them each; a chain that both have
+slots of comes last on either, so that they end with its two partial sums. `slots` of them make a
+group, `groups` a trip of the kernel's loop.
+"""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from ..reference.paging import UNUSED_BLOCK, cdiv
+from .decode_shape import DecodeShape
+from .softmax import MASKED
+from .tile_schedule import PARTITIONS
+from .validation import Array
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Arrays of the kernel. C cores, L = trips (one more to prefetch if there are several)."""
+
+    shape: DecodeShape
+    num_trips: Array
+    """[C, 2] int32: trips with work, the first always; whether there is a second."""
+    gather_rows: Array
+    """[C * L, groups, 128, slots + edge_tiles] int32: run of each slot, token of each edge tile."""
+    chains: Array
+    """[C * L, groups, 2 * slots] int32: chain and head group of each slot."""
+    absent: Array
+    """[C * L, groups, 128 * slots] bf16: 0, or MASKED for a partition without a run."""
+    edge_seen: Array
+    """[C * L, groups, 128, edge_tiles * slots * T] uint8: which query sees the edge token."""
+    begins: Array
+    """[C * L, groups, slots] fp32: 0, or MASKED where a chain begins."""
+    out_rows: Array
+    """[C * L, groups, slots * rows] int32: where a chain's result goes after its last slot."""
+    real_rows: Array
+    """[C * L, groups, slots * rows] uint8: rows of real queries."""
+    shared_chain: Array
+    """[C, 1, 2] int32: the chain that both cores have slots of, any if there is none."""
+    shared_out_rows: Array
+    """[C, 1, rows] int32: where core 0 stores the shared chain's result."""
+    shared_real_rows: Array
+    """[C, 1, rows] uint8."""
+    empty_chains: Array
+    """[C, 128 * n] int32: chains without slots, whose output is zero."""
+
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays in the order of the kernel's arguments."""
+        return (
+            self.num_trips, self.gather_rows, self.chains, self.absent, self.edge_seen,
+            self.begins, self.out_rows, self.real_rows, self.shared_chain, self.shared_out_rows,
+            self.shared_real_rows, self.empty_chains,
+        )  # fmt: skip
+
+
+class _Chains:
+    """Slots and edge tokens of all chains, in order."""
+
+    def __init__(self, shape: DecodeShape, num_chains: int) -> None:
+        self.runs: list[Array] = []
+        """[n, 128] rows of the runs of each chain's n slots."""
+        self.edges: dict[int, tuple[Array, Array]] = {}
+        """Rows [e] of a chain's edge tokens and who sees them [e, T]."""
+        self.num_slots = np.zeros(num_chains, np.int64)
+        self.tokens = shape.tokens
+
+    def add(self, chain: int, runs: Array, edge_rows: Array, edge_seen: Array) -> None:
+        """Append a chain that sees something."""
+        count = max(1, cdiv(len(runs), PARTITIONS))
+        rows = np.full(count * PARTITIONS, -1, np.int64)
+        rows[: len(runs)] = runs
+        self.runs.append(rows.reshape(count, PARTITIONS))
+        self.edges[chain] = edge_rows, edge_seen
+        self.num_slots[chain] = count
+
+
+def _cached_rows(
+    table: Array, units: Array, unit: int, block_size: int, num_kv_heads: int
+) -> Array:
+    """Rows of `unit` tokens of KV head 0 in the cache; -1 where the block is absent."""
+    per_block = block_size // unit
+    block = table[units // per_block].astype(np.int64)
+    rows = block * num_kv_heads * per_block + units % per_block
+    return np.where(block == UNUSED_BLOCK, -1, rows)
+
+
+def _add_request(
+    chains: _Chains,
+    first_chain: int,
+    num_groups: int,
+    table: Array,
+    context: int,
+    real: int,
+    num_queries: int,
+    window: int | None,
+    block_size: int,
+    num_kv_heads: int,
+) -> None:
+    """The chains of a request, one per group of KV heads."""
+    tokens, heads = chains.tokens, num_kv_heads // num_groups
+    first_query, reach = context - real, context if window is None else window
+    first_run = cdiv(max(0, context - reach), tokens)
+    end_run = max(first_run, (first_query + 1) // tokens)
+    runs = _cached_rows(table, np.arange(first_run, end_run), tokens, block_size, num_kv_heads)
+    positions = np.concatenate([
+        np.arange(max(0, first_query - reach + 1), min(context, first_run * tokens)),
+        np.arange(end_run * tokens, context),
+    ])  # fmt: skip
+    queries = first_query + np.arange(num_queries)
+    seen = (positions[:, None] <= queries) & (positions[:, None] > queries - reach)
+    seen &= np.arange(num_queries) < real
+    edges = _cached_rows(table, positions, 1, block_size, num_kv_heads)
+    runs, needed = runs[runs >= 0], (edges >= 0) & seen.any(1)
+    edges, seen = edges[needed], seen[needed]
+    if not len(runs) and not len(edges):
+        return
+    for group in range(num_groups):
+        rows_before = group * heads * block_size
+        chains.add(first_chain + group, runs + rows_before // tokens, edges + rows_before, seen)
+
+
+PARTITION_OF = np.arange(PARTITIONS) % 16 * 8 + np.arange(PARTITIONS) // 16
+"""Partition of the i-th run of a slot: a DMA engine serves 8 partitions, and a slot that is not
+full should keep all 16 busy."""
+
+
+def plan_decode(
+    shape: DecodeShape,
+    block_tables: Array,  # [B, W] int32, -1 or a block of the cache
+    context_lens: Array,  # [B] int32
+    query_lens: Array,  # [B] int32
+    num_queries: int,
+    window: int | None,
+    block_size: int,
+    num_kv_heads: int,
+    num_cores: int,
+) -> DecodePlan:
+    """The work of a call. Lengths must be covered by the tables."""
+    num_groups = num_kv_heads // shape.heads
+    num_chains = len(block_tables) * num_groups
+    chains = _Chains(shape, num_chains)
+    for request, table in enumerate(block_tables):
+        if context_lens[request] and query_lens[request]:
+            _add_request(
+                chains, request * num_groups, num_groups, table, int(context_lens[request]),
+                int(query_lens[request]), num_queries, window, block_size, num_kv_heads,
+            )  # fmt: skip
+    return _Layout(shape, chains, query_lens, num_queries, num_groups, num_cores).plan()
+
+
+class _Layout:
+    """Puts the slots of all chains into trips and groups."""
+
+    def __init__(
+        self,
+        shape: DecodeShape,
+        chains: _Chains,
+        query_lens: Array,
+        num_queries: int,
+        num_groups: int,
+        num_cores: int,
+    ) -> None:
+        self.shape, self.chains, self.num_groups = shape, chains, num_groups
+        self.num_queries, self.num_cores = num_queries, num_cores
+        self.length = shape.trips + (shape.trips > 1)
+        self.slots = shape.groups * shape.slots * self.length
+        real = np.arange(num_queries) < query_lens[:, None]
+        per_request = np.repeat(real[:, None], shape.rows // num_queries, 1)
+        self.real = np.repeat(per_request.reshape(len(query_lens), shape.rows), num_groups, 0)
+        """[chains, rows]."""
+
+    def plan(self) -> DecodePlan:
+        """All arrays."""
+        shape, chains, cores = self.shape, self.chains, self.num_cores
+        every_run = np.concatenate([np.empty((0, PARTITIONS), np.int64), *chains.runs])
+        chain_of = np.repeat(np.arange(len(chains.num_slots)), chains.num_slots)
+        orders, shared = self._shares(chain_of)
+        runs = np.full((cores, self.slots, PARTITIONS), -1, np.int32)
+        chain = np.zeros((cores, self.slots), np.int32)
+        begins = np.zeros((cores, self.slots), np.float32)
+        ends = np.zeros((cores, self.slots), bool)
+        last_slot = np.cumsum(chains.num_slots) - 1
+        edge_slots: list[tuple[int, int, int]] = []  # core, slot, chain
+        for core, order in enumerate(orders):
+            n = len(order)
+            own = chain_of[order]
+            runs[core, :n, PARTITION_OF] = every_run[order].T
+            chain[core, :n] = own
+            chain[core, n:] = own[-1] if n else 0
+            begins[core, :n] = np.where(np.diff(own, prepend=-1) != 0, MASKED, 0)
+            is_last = order == last_slot[own]
+            ends[core, :n] = is_last & (own != shared)
+            edge_slots += [(core, int(i), int(own[i])) for i in np.flatnonzero(is_last)]
+        edge_rows, edge_seen = self._edges(edge_slots)
+        lead = (cores * self.length, shape.groups)
+        rows = chain[..., None] * shape.rows + np.arange(shape.rows)
+        out_rows = np.where(ends[..., None] & True, rows, -1).astype(np.int32)
+        by_slot = runs.reshape(*lead, shape.slots, PARTITIONS).swapaxes(2, 3)
+        shared_chain = max(shared, 0)
+        shared_rows = np.full((cores, 1, shape.rows), -1, np.int32)
+        if shared >= 0:
+            shared_rows[0, 0] = shared * shape.rows + np.arange(shape.rows)
+        trips = [max(1, cdiv(len(order), shape.groups * shape.slots)) for order in orders]
+        return DecodePlan(
+            shape,
+            np.array([[n, min(n, 2) - 1] for n in trips], np.int32),
+            np.concatenate([by_slot, edge_rows], axis=3),
+            np.stack([chain, chain % self.num_groups], -1).reshape(*lead, -1).astype(np.int32),
+            np.where(runs < 0, MASKED, 0).astype(ml_dtypes.bfloat16).reshape(*lead, -1),
+            edge_seen,
+            begins.reshape(*lead, -1),
+            out_rows.reshape(*lead, -1),
+            self.real[chain].astype(np.uint8).reshape(*lead, -1),
+            np.tile(
+                np.array([[[shared_chain, shared_chain % self.num_groups]]], np.int32),
+                (cores, 1, 1),
+            ),
+            shared_rows,
+            np.tile(self.real[shared_chain].astype(np.uint8), (cores, 1, 1)),
+            self._empty_chains(),
+        )
+
+    def _shares(self, chain_of: Array) -> tuple[list[Array], int]:
+        """The slots of each core in its order, and the chain that two cores share or -1."""
+        order = np.arange(len(chain_of))
+        if self.num_cores == 1:
+            return [order], -1
+        cut = cdiv(len(order), 2)
+        first, second = order[:cut], order[cut:]
+        if not len(second) or chain_of[cut - 1] != chain_of[cut]:
+            return [first, second], -1
+        shared = int(chain_of[cut])
+        is_shared = chain_of[second] == shared
+        return [first, np.concatenate([second[~is_shared], second[is_shared]])], shared
+
+    def _edges(self, edge_slots: list[tuple[int, int, int]]) -> tuple[Array, Array]:
+        """Edge columns of gather_rows, and edge_seen."""
+        shape = self.shape
+        lead = (self.num_cores * self.length, shape.groups)
+        rows = np.full((*lead, PARTITIONS, shape.edge_tiles), -1, np.int32)
+        seen = np.zeros(
+            (*lead, PARTITIONS, shape.edge_tiles, shape.slots, self.num_queries), np.uint8
+        )
+        used = np.zeros(lead, np.int64)
+        for core, slot, chain in edge_slots:
+            edge_rows, edge_seen = self.chains.edges[chain]
+            group, column = divmod(slot, shape.slots)
+            trip, group = divmod(group, shape.groups)
+            at = core * self.length + trip, group
+            places = used[at] + np.arange(len(edge_rows))
+            partition, tile = PARTITION_OF[places % PARTITIONS], places // PARTITIONS
+            rows[(*at, partition, tile)] = edge_rows
+            seen[(*at, partition, tile, column)] = edge_seen
+            used[at] += len(edge_rows)
+        return rows, seen.reshape(*lead, PARTITIONS, -1)
+
+    def _empty_chains(self) -> Array:
+        """Chains without slots, spread over the cores."""
+        empty = np.flatnonzero(self.chains.num_slots == 0)
+        room = cdiv(cdiv(len(self.chains.num_slots), self.num_cores), PARTITIONS) * PARTITIONS
+        result = np.full((self.num_cores, room), -1, np.int32)
+        for core in range(self.num_cores):
+            own = empty[core :: self.num_cores]
+            result[core, : len(own)] = own
+        return result

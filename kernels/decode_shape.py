@@ -1,0 +1,82 @@
+"""Sizes of a compiled paged_decode: of its slots, groups and trips, from the shapes of a call."""
+
+from dataclasses import dataclass
+
+from ..reference.paging import cdiv
+from .decode_tensors import SLOT_BYTES
+from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
+
+TOKENS = 16
+"""Most tokens of a run: 4 KiB of a 16-bit head of 128, which saturates a DMA descriptor; no more
+than the smallest block."""
+
+GROUP_BYTES = 4 * SLOT_BYTES
+"""Most bytes of a group's keys per partition."""
+
+STAGED_BYTES = 4 * GROUP_BYTES
+"""Most bytes of the keys of a trip per partition; as many values beside them."""
+
+SCORE_BANKS = 2
+"""PSUM banks of the scores of a group, at most."""
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """Sizes of a compiled kernel: they depend on shapes only, never on lengths."""
+
+    heads: int
+    """KV heads of a chain."""
+    rows: int
+    """Query rows of a chain: heads * H / KV * T."""
+    tokens: int
+    """Tokens of a run: of one partition of a slot."""
+    slots: int
+    groups: int
+    edge_tiles: int
+    """Tiles of 128 edge tokens per group."""
+    trips: int
+    """Most trips."""
+
+
+def decode_shape(
+    num_requests: int,
+    num_kv_heads: int,
+    rows_per_kv_head: int,
+    num_queries: int,
+    head_dim: int,
+    itemsize: int,
+    table_tokens: int,
+    has_window: bool,
+    num_cores: int,
+) -> DecodeShape:
+    """Sizes for these shapes; rows_per_kv_head is at most 128."""
+    head_bytes = head_dim * itemsize
+    tokens = TOKENS
+    while tokens > 1 and (
+        tokens * PARTITIONS * num_cores >= 2 * table_tokens
+        or tokens * head_bytes > SLOT_BYTES
+        or tokens * rows_per_kv_head > MATMUL_COLUMNS
+    ):
+        tokens //= 2
+    heads = num_kv_heads
+    while (
+        num_kv_heads % heads
+        or heads * tokens * head_bytes > SLOT_BYTES
+        or heads * tokens * rows_per_kv_head > MATMUL_COLUMNS
+        or heads * rows_per_kv_head > PARTITIONS
+    ):
+        heads -= 1
+    rows = heads * rows_per_kv_head
+    slots_of_chain = cdiv(table_tokens, tokens * PARTITIONS)
+    total = cdiv(num_requests * (num_kv_heads // heads) * slots_of_chain, num_cores)
+    per_bank = MATMUL_COLUMNS // (tokens * rows)
+    fitting = min(
+        total, GROUP_BYTES // (heads * tokens * head_bytes), PARTITIONS // rows,
+        per_bank * SCORE_BANKS,
+    )  # fmt: skip
+    slots = fitting if fitting <= per_bank else fitting // SCORE_BANKS * SCORE_BANKS
+    staged = STAGED_BYTES // (slots * heads * tokens * head_bytes)
+    groups = min(cdiv(total, slots), 4, staged)
+    edges = (1 + has_window) * (tokens + num_queries - 2)
+    edge_tiles = max(1, cdiv(slots * edges, PARTITIONS))
+    return DecodeShape(heads, rows, tokens, slots, groups, edge_tiles, cdiv(total, slots * groups))

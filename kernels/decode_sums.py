@@ -1,0 +1,168 @@
+"""Online softmax over slots in sequence: running maxima and sums by two scans per group.
+
+A group has `slots` slots of `rows` query rows. All numbers are broadcast over partitions, so that
+they meet the transposed outputs [d, ...] without a transpose. With a state in front,
+
+    shift[s] = max(shift[s - 1] + begins[s], maximum[s]),   begins: 0, or MASKED at a chain's begin
+    sums[s]  = exp(scale * (shift[s - 1] + begins[s] - shift[s])) * sums[s - 1] + own sums of s
+
+each in one tensor_tensor_scan, whose first column per row brings in the state of the group before.
+Shifts are maxima of raw scores and never below FLOOR, so no difference of infinities arises and a
+row that sees nothing gets weights of exactly 0.
+"""
+
+from dataclasses import dataclass
+
+from .backend import nisa, nl
+from .decode_tensors import ChainFactors
+from .softmax import FLOOR, MASKED, SMALLEST_SUM
+from .tile_schedule import PARTITIONS
+
+
+@dataclass
+class SumsShape(nl.NKIObject):
+    """Static sizes of the running sums."""
+
+    rows: int  # query rows of a slot
+    d: int
+    parts: int  # of at most 128 features
+
+
+class SlotSums(nl.NKIObject):
+    """Shifts and sums of one group. Columns of the states are (row, slot), slot 0 the state."""
+
+    def __init__(self, shape: SumsShape, slots: int) -> None:
+        self.shape = shape
+        self.slots = slots
+        self.columns = slots * shape.rows
+        self.height = min(shape.d, PARTITIONS)
+        self.pitch = slots + 1
+        self.width = shape.rows * self.pitch
+        values = (shape.parts + 1) * self.width
+        self.begins = nl.ndarray((PARTITIONS, self.pitch), dtype=nl.float32, buffer=nl.sbuf)
+        self.maxima = nl.ndarray((PARTITIONS, self.width), dtype=nl.float32, buffer=nl.sbuf)
+        self.shift = nl.ndarray((PARTITIONS, self.width), dtype=nl.float32, buffer=nl.sbuf)
+        self.factor = nl.ndarray((self.height, self.width), dtype=nl.float32, buffer=nl.sbuf)
+        self.own = nl.ndarray((self.height, values), dtype=nl.float32, buffer=nl.sbuf)
+        self.sums = nl.ndarray((self.height, values), dtype=nl.float32, buffer=nl.sbuf)
+
+    def write_constants(self) -> None:
+        """What brings in the state: no row goes on in the next one."""
+        nisa.memset(dst=self.begins[:, 0:1], value=MASKED)
+        nisa.memset(dst=self.state_column(self.factor, 0, 1), value=0.0)
+
+    def clear(self) -> None:
+        """The state that a later group continues: nothing seen."""
+        nisa.memset(dst=self.shift, value=FLOOR)
+        nisa.memset(dst=self.sums, value=0.0)
+
+    def state_column(self, tile: nl.NkiTensor, slot: int, parts: int) -> nl.NkiTensor:
+        """Column `slot` of every row and part, [partitions, parts * rows]."""
+        return tile.ap(
+            [[tile.shape[1], tile.shape[0]], [self.pitch, parts * self.shape.rows]], offset=slot
+        )
+
+    def by_slot(self, tile: nl.NkiTensor, height: int, part: int) -> nl.NkiTensor:
+        """One part of a state tile without its state columns, in the order (slot, row)."""
+        return tile.ap(
+            [[tile.shape[1], height], [1, self.slots], [self.pitch, self.shape.rows]],
+            offset=part * self.width + 1,
+        )
+
+    def begin(self, before: "SlotSums", maxima: nl.NkiTensor) -> None:
+        """Shifts from the maxima [128, (slot, row)], PSUM or SBUF, of the slots."""
+        nisa.tensor_copy(
+            dst=self.state_column(self.maxima, 0, 1),
+            src=before.state_column(before.shift, before.slots, 1),
+        )
+        nisa.tensor_scalar(
+            dst=self.by_slot(self.maxima, PARTITIONS, 0), data=maxima, op0=nl.maximum,
+            operand0=FLOOR,
+        )  # fmt: skip
+        rows, pitch = self.shape.rows, self.pitch
+        nisa.tensor_tensor_scan(
+            dst=self.shift,
+            data0=self.begins.ap([[pitch, PARTITIONS], [0, rows], [1, pitch]]),
+            data1=self.maxima,
+            initial=0.0,
+            op0=nl.add,
+            op1=nl.maximum,
+        )
+
+    def correct(self, factors: ChainFactors) -> None:
+        """Factors of the sums before each slot."""
+        height, rows, slots, pitch = self.height, self.shape.rows, self.slots, self.pitch
+        change = nl.ndarray((height, self.columns), dtype=nl.float32, buffer=nl.sbuf)
+        pattern = [[self.width, height], [pitch, rows], [1, slots]]
+        nisa.tensor_tensor(
+            dst=change, data1=self.shift.ap(pattern),
+            data2=self.begins.ap([[pitch, height], [0, rows], [1, slots]], offset=1), op=nl.add,
+        )  # fmt: skip
+        nisa.tensor_tensor(
+            dst=change, data1=change, data2=self.shift.ap(pattern, offset=1), op=nl.subtract,
+        )  # fmt: skip
+        keys = factors.keys
+        if keys is not None:
+            keys = keys.ap([[self.columns, height], [1, rows], [rows, slots]])
+        factors.exponentials(self.factor.ap(pattern, offset=1), change, keys)
+
+    def add(self, before: "SlotSums", own: nl.NkiTensor) -> None:
+        """Running sums; own: [height, (part, slot, row)] PSUM or SBUF, the last part row sums."""
+        parts, rows, pitch = self.shape.parts + 1, self.shape.rows, self.pitch
+        nisa.tensor_copy(
+            dst=self.state_column(self.own, 0, parts),
+            src=before.state_column(before.sums, before.slots, parts),
+        )
+        width = parts * self.width
+        nisa.tensor_copy(
+            dst=self.own.ap(
+                [[width, self.height], [self.width, parts], [1, self.slots], [pitch, rows]],
+                offset=1,
+            ),
+            src=own,
+        )
+        nisa.tensor_tensor_scan(
+            dst=self.sums,
+            data0=self.factor.ap([[self.width, self.height], [0, parts], [1, self.width]]),
+            data1=self.own,
+            initial=0.0,
+            op0=nl.multiply,
+            op1=nl.add,
+        )
+
+    def normalise(
+        self,
+        sinks: nl.NkiTensor | None,  # [height, (slot, row)] raw scores
+        factors: ChainFactors,
+        outputs: nl.NkiTensor,  # [height, (part, slot, row)] fp32, result
+    ) -> None:
+        """Sums behind each slot divided by their row sums, the sink's share included."""
+        height, columns, parts = self.height, self.columns, self.shape.parts
+        total = self.by_slot(self.sums, height, parts)
+        inverse = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
+        if sinks is not None:
+            weight = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(
+                dst=weight, data1=sinks, data2=self.by_slot(self.shift, height, 0), op=nl.subtract
+            )
+            keys = factors.keys
+            if keys is not None:
+                keys = keys[0:height, :]
+            factors.exponentials(weight, weight, keys)
+            nisa.tensor_tensor(dst=inverse, data1=weight, data2=total, op=nl.add)
+            total = inverse
+        nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
+        nisa.reciprocal(dst=inverse, data=inverse)
+        width = (parts + 1) * self.width
+        nisa.tensor_tensor(
+            dst=outputs,
+            data1=self.sums.ap(
+                [
+                    [width, height], [self.width, parts], [1, self.slots],
+                    [self.pitch, self.shape.rows],
+                ],
+                offset=1,
+            ),
+            data2=inverse.ap([[columns, height], [0, parts], [1, columns]]),
+            op=nl.multiply,
+        )  # fmt: skip

@@ -1,0 +1,309 @@
+"""What all groups of slots of paged_decode share: arguments, plan, PSUM banks, per-head factors."""
+
+from dataclasses import dataclass
+
+from .backend import nisa, nl
+from .loading import element_bytes
+from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
+
+PSUM_BANKS = 8
+
+SLOT_BYTES = 4096
+"""Most bytes of a slot's keys per partition."""
+
+KEY_BUFFERS = 4
+"""SBUF tiles of transposed keys: PE fills one while others are stationary operands."""
+
+EDGE_COLUMN = PARTITIONS
+"""Where the scores of edge tokens begin in their PSUM bank."""
+
+MAXIMA_COLUMN = MATMUL_COLUMNS - PARTITIONS
+"""Where transposed maxima begin in the bank of the weighted values."""
+
+SMALLEST_SINK = -1e37
+"""Stands for a sink of -infinity, which must not meet PE: 0 * infinity is NaN."""
+
+
+@dataclass
+class DecodePlanTensors(nl.NKIObject):
+    """Arrays of decode_plan.DecodePlan in HBM, by the same names, and the core's place in them."""
+
+    gather_rows: nl.NkiTensor
+    chains: nl.NkiTensor
+    absent: nl.NkiTensor
+    edge_seen: nl.NkiTensor
+    begins: nl.NkiTensor
+    out_rows: nl.NkiTensor
+    real_rows: nl.NkiTensor
+    first: int  # entry of the core's first trip
+
+    def entry(
+        self,
+        tensor: nl.NkiTensor,  # [entries, groups, ...]
+        group: int,
+        pattern: list[list[int]],
+        trip: nisa.VirtualRegister | None,  # None: the first
+        later: int,  # trips after it
+    ) -> nl.NkiTensor:
+        """Part of the entry of a trip and group."""
+        size = 1
+        for n in tensor.shape[2:]:
+            size = size * n
+        offset = ((self.first + later) * tensor.shape[1] + group) * size
+        if trip is None:
+            return tensor.ap(pattern, offset=offset)
+        return tensor.ap(pattern, offset=offset, scalar_offset=trip, indirect_dim=0)
+
+
+@dataclass
+class DecodeTensors(nl.NKIObject):
+    """Arguments of the kernel that slots read, and sizes of a chain."""
+
+    q: nl.NkiTensor  # [B, H, T, d]
+    k_cache: nl.NkiTensor  # [num_blocks, KV, block_size, d]
+    v_cache: nl.NkiTensor
+    sinks: nl.NkiTensor | None  # [1, H] fp32
+    k_scales: nl.NkiTensor | None  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None
+    heads: int  # KV heads of a chain
+    tokens: int  # tokens of a run
+    rows: int  # query rows of a chain
+
+    def of_chains(
+        self,
+        numbers: nl.NkiTensor,  # [1, heads of the model] fp32 HBM
+        chains: nl.NkiTensor,  # [1, 2 * slots] int32 SBUF
+        slots: int,
+        repeat: int,
+    ) -> nl.NkiTensor:
+        """[(slot, row), 1] fp32: the number of each row's head, which has `repeat` rows."""
+        rows = self.rows
+        count = rows // repeat
+        per_group = numbers.reshape((numbers.shape[1] // count, count))
+        column = nl.ndarray((slots * rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        for slot in range(slots):
+            nisa.dma_copy(
+                dst=column[slot * rows : (slot + 1) * rows, :],
+                src=per_group.ap(
+                    [[1, count], [0, repeat]], offset=0,
+                    scalar_offset=chains[:, 2 * slot + 1 : 2 * slot + 2], indirect_dim=0,
+                ),
+            )  # fmt: skip
+        return column
+
+
+class DecodeBuffers(nl.NKIObject):
+    """PSUM banks and constants that all groups use in turn."""
+
+    def __init__(self, tensors: DecodeTensors, slots: int) -> None:
+        self.dtype = tensors.q.dtype
+        self.casts = tensors.k_cache.dtype != tensors.q.dtype
+        per_bank = MATMUL_COLUMNS // (tensors.tokens * tensors.rows)
+        self.score_banks = (slots + per_bank - 1) // per_bank
+        self.scores: list[nl.NkiTensor] = []
+        for _ in range(2):
+            self.scores.append(
+                nl.ndarray(
+                    (PARTITIONS, self.score_banks * MATMUL_COLUMNS), dtype=nl.float32,
+                    buffer=nl.psum,
+                )
+            )  # fmt: skip
+        self.transposed: list[nl.NkiTensor] = []
+        for _ in range(PSUM_BANKS - 2 * self.score_banks - 2):
+            self.transposed.append(
+                nl.ndarray((PARTITIONS, MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum)
+            )
+        self.sums = nl.ndarray((PARTITIONS, MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum)
+        # Numbers spread over partitions, then scores of edge tokens.
+        self.small = nl.ndarray((PARTITIONS, MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum)
+        self.keys: list[nl.NkiTensor] = []
+        width = PSUM_BANK_BYTES // element_bytes(self.dtype)
+        for _ in range(KEY_BUFFERS):
+            self.keys.append(nl.ndarray((PARTITIONS, width), dtype=self.dtype, buffer=nl.sbuf))
+        self.num_transposed = 0
+        self.num_keys = 0
+        square = (PARTITIONS, PARTITIONS)
+        self.identity = nl.ndarray(square, dtype=nl.float32, buffer=nl.sbuf)
+        self.key_identity = self.identity
+        if self.casts:
+            self.key_identity = nl.ndarray(square, dtype=self.dtype, buffer=nl.sbuf)
+        self.ones = nl.ndarray(square, dtype=nl.float32, buffer=nl.sbuf)
+        height = min(tensors.q.shape[3], PARTITIONS)
+        self.weight_ones = nl.ndarray((PARTITIONS, height), dtype=self.dtype, buffer=nl.sbuf)
+        self.mask_ones = nl.ndarray((1, MATMUL_COLUMNS), dtype=nl.bfloat16, buffer=nl.sbuf)
+
+    def write_constants(self) -> None:
+        """Fill the constant tiles, and load the table of exp while nothing waits for it."""
+        distance = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(distance, [[-1, PARTITIONS]], offset=0, channel_multiplier=1)
+        nisa.memset(dst=self.ones, value=1.0)
+        table = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=table, op=nl.exp, data=self.ones[0:1, 0:1])
+        nisa.memset(dst=self.weight_ones, value=1.0)
+        nisa.memset(dst=self.mask_ones, value=1.0)
+        nisa.tensor_scalar(dst=self.identity, data=distance, op0=nl.equal, operand0=0.0)
+        if self.casts:
+            nisa.tensor_copy(dst=self.key_identity, src=self.identity)
+
+    def next_bank(self, dtype: str) -> nl.NkiTensor:
+        """The next PSUM bank of transposes, [128, 2 KiB]."""
+        bank = self.transposed[self.num_transposed % len(self.transposed)]
+        self.num_transposed = self.num_transposed + 1
+        width = PSUM_BANK_BYTES // element_bytes(dtype)
+        return bank.ap([[width, PARTITIONS], [1, width]], offset=0, dtype=dtype)
+
+    def next_keys(self) -> nl.NkiTensor:
+        """The next SBUF tile of transposed keys."""
+        keys = self.keys[self.num_keys % KEY_BUFFERS]
+        self.num_keys = self.num_keys + 1
+        return keys
+
+    def chunks_per_bank(self) -> int:
+        """Key chunks [128 keys, 128 features] whose transposes fill a PSUM bank."""
+        size = element_bytes(self.dtype)
+        if self.casts:
+            size = 4
+        return PSUM_BANK_BYTES // (size * PARTITIONS)
+
+    def spread(self, numbers: nl.NkiTensor) -> nl.NkiTensor:
+        """A column [n, 1] fp32 as a row on every partition, [128, n] in PSUM."""
+        n = numbers.shape[0]
+        diagonal = nl.ndarray((n, n), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=diagonal, data=self.identity[0:n, 0:n], op0=nl.multiply, operand0=numbers
+        )
+        result = self.small[:, 0:n]
+        nisa.nc_matmul(dst=result, stationary=self.ones[0:n, :], moving=diagonal, accumulate=False)
+        return result
+
+
+class ChainFactors(nl.NKIObject):
+    """Scales and sinks of the heads of some slots, None where the kernel has none.
+
+    Scores and shifts are raw: products with stored keys. A sink is divided to be one as well.
+    """
+
+    def __init__(self, buffers: DecodeBuffers, scale: float) -> None:
+        self.buffers = buffers
+        self.scale = scale
+        # [(slot, row), 1]
+        self.values: nl.NkiTensor | None = None
+        self.sinks: nl.NkiTensor | None = None
+        # [128, (slot, row)]: softmax scale times k_scale
+        self.keys: nl.NkiTensor | None = None
+
+    def load(
+        self,
+        tensors: DecodeTensors,
+        chains: nl.NkiTensor,  # [1, 2 * slots] int32 SBUF: chain and head group of each slot
+        slots: int,
+    ) -> None:
+        """Load those of the slots' heads."""
+        num_queries = tensors.q.shape[2]
+        per_head = tensors.rows // tensors.heads
+        inverse: nl.NkiTensor | None = None
+        if tensors.k_scales is not None:
+            column = tensors.of_chains(tensors.k_scales, chains, slots, per_head)
+            nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=self.scale)
+            spread = self.buffers.spread(column)
+            self.keys = nl.ndarray(spread.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=self.keys, src=spread)
+            inverse = nl.ndarray(column.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.reciprocal(dst=inverse, data=column)
+        if tensors.v_scales is not None:
+            self.values = tensors.of_chains(tensors.v_scales, chains, slots, per_head)
+        if tensors.sinks is not None:
+            self.sinks = tensors.of_chains(tensors.sinks, chains, slots, num_queries)
+            factor: float | nl.NkiTensor = 1.0 / self.scale
+            if inverse is not None:
+                factor = inverse
+            nisa.tensor_scalar(
+                dst=self.sinks, data=self.sinks, op0=nl.multiply, operand0=factor, op1=nl.maximum,
+                operand1=SMALLEST_SINK,
+            )  # fmt: skip
+
+    def spread_sinks(self, height: int) -> nl.NkiTensor | None:
+        """The sinks on every partition, [height, (slot, row)]."""
+        if self.sinks is None:
+            return None
+        spread = self.buffers.spread(self.sinks)
+        row = nl.ndarray((height, spread.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=row, src=spread[0:height, :])
+        return row
+
+    def exponentials(
+        self,
+        dst: nl.NkiTensor,
+        differences: nl.NkiTensor,  # raw scores minus shifts, consumed
+        keys: nl.NkiTensor | None,  # `keys` in the order of the differences
+    ) -> None:
+        """Weights dst = exp of scaled differences."""
+        if keys is None:
+            nisa.activation(dst=dst, op=nl.exp, data=differences, scale=self.scale)
+            return
+        nisa.tensor_tensor(dst=differences, data1=differences, data2=keys, op=nl.multiply)
+        nisa.activation(dst=dst, op=nl.exp, data=differences)
+
+
+def clear(stage: nl.NkiTensor, zeros: nl.NkiTensor, engine: nisa.engine) -> None:
+    """Zeros into a staging tile: copied from [128, SLOT_BYTES], or filled in by GpSimd.
+
+    DVE copies 16-bit elements at four times its rate; for the others the words count.
+    """
+    dtype, size = nl.float32, 4
+    if engine == nisa.engine.vector:
+        dtype, size = nl.bfloat16, 2
+    columns = stage.shape[1] * stored_bytes(stage.dtype) // size
+    dst = stage.ap([[columns, PARTITIONS], [1, columns]], dtype=dtype)
+    if engine == nisa.engine.gpsimd:
+        nisa.memset(dst=dst, value=0.0, engine=engine)
+    else:
+        zero_columns = SLOT_BYTES // size
+        src = zeros.ap([[zero_columns, PARTITIONS], [1, columns]], dtype=dtype)
+        nisa.tensor_copy(dst=dst, src=src, engine=engine)
+
+
+def stored_bytes(dtype: str) -> int:
+    """Bytes of one element of a cache."""
+    if dtype == nl.float8_e4m3:
+        return 1
+    return element_bytes(dtype)
+
+
+def store_rows(
+    outputs: nl.NkiTensor,  # [height, (part, slot, row)] fp32 from SlotSums.normalised
+    buffers: DecodeBuffers,
+    value_factor: nl.NkiTensor | None,  # [(slot, row), 1]
+    real_rows: nl.NkiTensor,  # [(slot, row), 1] uint8, looked at with more than one query
+    out_rows: nl.NkiTensor,  # [(slot, row), 1] int32, -1: not stored
+    out: nl.NkiTensor,  # [B, H, T, d]
+) -> None:
+    """Scatter the outputs of the rows that out_rows names."""
+    num_requests, num_q_heads, num_queries, d = out.shape
+    columns = out_rows.shape[0]
+    bank = buffers.next_bank(nl.float32)
+    for part in range(outputs.shape[1] // columns):
+        width = min(PARTITIONS, d - part * PARTITIONS)
+        nisa.nc_transpose(
+            dst=bank[0:columns, part * PARTITIONS : part * PARTITIONS + width],
+            data=outputs[0:width, part * columns : (part + 1) * columns],
+            engine=nisa.engine.tensor,
+        )
+    rows = bank[0:columns, 0:d]
+    if value_factor is not None:
+        scaled = nl.ndarray((columns, d), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=scaled, data=rows, op0=nl.multiply, operand0=value_factor)
+        rows = scaled
+    result = nl.ndarray((columns, d), dtype=out.dtype, buffer=nl.sbuf)
+    if num_queries > 1:
+        nisa.select_reduce(
+            dst=result, predicate=real_rows.ap([[1, columns], [0, d]]), on_true=rows, on_false=0.0
+        )
+    else:
+        nisa.tensor_copy(dst=result, src=rows)
+    every_row = out.reshape((num_requests * num_q_heads * num_queries, d))
+    nisa.dma_copy(
+        dst=every_row.ap([[d, columns], [1, d]], offset=0, vector_offset=out_rows, indirect_dim=0),
+        src=result,
+        oob_mode=nisa.oob_mode.skip,
+    )
