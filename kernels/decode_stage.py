@@ -10,7 +10,7 @@ from .tile_schedule import PARTITIONS
 
 
 class DecodeStage(nl.NKIObject):
-    """Keys and values, [128, (head, run token, d)] of a slot; edge tokens [128, (tile, head, d)]."""
+    """Keys and values: of a slot [128, (head, token, d)], of edge tokens [128, (tile, head, d)]."""
 
     def __init__(
         self,
