@@ -1,0 +1,123 @@
+"""What a request costs ends with it, and what it holds meanwhile is as little as is documented."""
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+from segattn.scheduler import (
+    AsyncScheduler,
+    ModelRunnerOutput,
+    NeuronAsyncScheduler,
+    NeuronScheduler,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+)
+
+KINDS: list[type[Scheduler]] = [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler]
+
+
+def scheduler_after(kind: type[Scheduler], num_finished: int) -> Scheduler:
+    """A scheduler that served so many requests, some of which were aborted."""
+    scheduler = kind(
+        SchedulerConfig(
+            max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, block_size=4, num_blocks=65
+        )
+    )
+    for number in range(num_finished):
+        scheduler.add_request(Request(f"r{number}", [5] * 9, 1 + number % 3))
+        while scheduler.has_requests():
+            step(scheduler)
+    return scheduler
+
+
+def step(scheduler: Scheduler) -> None:
+    output = scheduler.schedule()
+    requests = scheduler.requests
+    sampled = [
+        [] if requests[name].is_prefill_chunk else [7] for name in output.num_scheduled_tokens
+    ]
+    scheduler.update_from_output(
+        output, ModelRunnerOutput(list(output.num_scheduled_tokens), sampled)
+    )
+
+
+def num_instructions(call: Callable[[], None]) -> int:
+    """Bytecode instructions that `call` executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def num_reachable(scheduler: Scheduler) -> int:
+    """Objects that the scheduler holds."""
+    seen: dict[int, object] = {}
+    queue: list[object] = [scheduler]
+    while queue:
+        one = queue.pop()
+        if id(one) not in seen and not isinstance(one, (type, ModuleType, FunctionType)):
+            seen[id(one)] = one
+            queue += gc.get_referents(one)
+    return len(seen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_kept_of_a_request_that_ended(kind: type[Scheduler]) -> None:
+    assert num_reachable(scheduler_after(kind, 10)) == num_reachable(scheduler_after(kind, 100))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_costs_the_same_however_many_requests_ended(kind: type[Scheduler]) -> None:
+    costs = []
+    for num_finished in (10, 100):
+        scheduler = scheduler_after(kind, num_finished)
+        scheduler.add_request(Request("last", [5] * 9, 4))
+        costs.append([num_instructions(partial(step, scheduler)) for _ in range(4)])
+        assert not scheduler.requests
+    assert costs[0] == costs[1]
+    assert min(costs[0]) > 100
+
+
+@pytest.mark.parametrize(("num_tokens", "block_size"), [(64, 16), (4096, 16), (4096, 128)])
+def test_a_request_holds_what_is_documented(num_tokens: int, block_size: int) -> None:
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=4,
+            max_num_batched_tokens=8192,
+            max_model_len=8192,
+            block_size=block_size,
+            num_blocks=2000,
+        )
+    )
+    num_blocks = num_tokens // block_size
+    prompt = list(range(3, num_tokens + 3))
+    tracemalloc.start()
+    request = Request("a", prompt, 100)
+    scheduler.add_request(request)
+    waiting, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(request.block_hashes), len(request.block_hashes[0])) == (num_blocks, 32)
+    # docs/decisions.md: a digest of 65 bytes and its list entry for each full block, and what stays
+    # below 2 KiB. The prompt itself is the caller's list.
+    assert waiting < 2048 + num_blocks * (65 + 8 + 1)
+    step(scheduler)
+    # 8 bytes per block of its table.
+    assert sys.getsizeof(request.block_ids) < 128 + 9 * num_blocks
