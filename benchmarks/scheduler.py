@@ -3,8 +3,8 @@
 Both get the same requests and the same sampled tokens; their decisions are compared step by step.
 Printed are microseconds per request-step: time to make and add the requests (block hashing
 included), to schedule and to update, divided by scheduled requests. The model's part is not timed.
-Repetitions alternate between the two. Each does the same steps in every repetition, so the fastest
-time of each step is taken: other load on the machine only ever adds to it.
+Repetitions alternate between the two. Each does the same in every repetition, so the fastest time
+of each addition and step is taken: other load on the machine only ever adds to it.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Run:
     """Outcome of one repetition."""
 
     seconds: list[float]
-    """Of each step, the additions first."""
+    """Of each addition, then of each step."""
     num_request_steps: int
     decisions: list[Decision]
 
@@ -165,17 +165,18 @@ def run(side: Ours | Real, workload: Workload) -> Run:
     gc.collect()
     gc.disable()
     try:
-        begin = perf_counter()
+        seconds: list[float] = []
         for number, prompt in enumerate(workload.prompts):
-            side.add(
-                {
-                    "id": f"r{number}",
-                    "prompt": prompt,
-                    "max_tokens": workload.max_tokens,
-                    "eos": None,
-                }
-            )
-        seconds = [] if workload.num_untimed_steps else [perf_counter() - begin]
+            given = {
+                "id": f"r{number}",
+                "prompt": prompt,
+                "max_tokens": workload.max_tokens,
+                "eos": None,
+            }
+            begin = perf_counter()
+            side.add(given)
+            if not workload.num_untimed_steps:
+                seconds.append(perf_counter() - begin)
         decisions: list[Decision] = []
         num_request_steps = 0
         for number in range(workload.num_untimed_steps + workload.max_steps):
