@@ -32,7 +32,7 @@ class AsyncScheduler(Scheduler):
         if request.num_output_placeholders == 0:
             # A frame from before a second reset: the first one's count of it was overwritten.
             return [], None
-        accepted, status = self._append_tokens(request, tokens)
+        accepted, status = super()._accept_tokens(request, tokens)
         num_placeholders = request.num_output_placeholders - len(accepted)
         if num_placeholders < 0:
             raise ValueError(

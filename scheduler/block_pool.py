@@ -63,10 +63,11 @@ class BlockPool:
         self.num_free_blocks -= num_blocks
         for block in blocks:
             ref_counts[block] = 1
-        if (cache := self._prefix_cache) is not None:
-            cached = [block for block in blocks if cache.block_hash[block] is not None]
+        if self._prefix_cache is not None:
+            block_hash = self._prefix_cache.block_hash
+            cached = [block for block in blocks if block_hash[block] is not None]
             if cached:
-                cache.evict(cached)
+                self._prefix_cache.evict(cached)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -101,21 +102,19 @@ class BlockPool:
         self._transaction.record(
             self._undo_release, blocks, counts, head, tail, self.num_free_blocks
         )
-        for block, count in zip(blocks, counts, strict=True):
+        uncached: list[int] = []
+        cached: list[int] = []
+        block_hash = None if self._prefix_cache is None else self._prefix_cache.block_hash
+        for block, count in zip(reversed(blocks), reversed(counts), strict=True):
             ref_counts[block] = count - 1
-        if 1 not in counts:
-            return
-        freed = [block for block, count in zip(blocks, counts, strict=True) if count == 1]
-        freed.reverse()
-        if self._prefix_cache is None:
-            uncached, cached = freed, []
-        else:
-            block_hash = self._prefix_cache.block_hash
-            uncached = [block for block in freed if block_hash[block] is None]
-            cached = [block for block in freed if block_hash[block] is not None]
-        self._chain(NULL_BLOCK_ID, uncached, self._next[NULL_BLOCK_ID])
-        self._chain(self._previous[NULL_BLOCK_ID], cached, NULL_BLOCK_ID)
-        self.num_free_blocks += len(freed)
+            if count == 1:
+                is_cached = block_hash is not None and block_hash[block] is not None
+                (cached if is_cached else uncached).append(block)
+        if uncached:
+            self._chain(NULL_BLOCK_ID, uncached, head)
+        if cached:
+            self._chain(self._previous[NULL_BLOCK_ID], cached, NULL_BLOCK_ID)
+        self.num_free_blocks += len(uncached) + len(cached)
 
     def ref_counts_of(self, blocks: Sequence[int]) -> list[int]:
         """How many requests own each of `blocks`."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..reference.paging import num_blocks_for
 from .block_pool import BlockPool
 from .config import SchedulerConfig
-from .prefix_cache import PrefixCache, PrefixHasher, pack_tokens
+from .prefix_cache import PrefixCache, PrefixHasher, RecentPrompts, pack_tokens
 from .request import Request
 from .transaction import Transaction
 
@@ -30,14 +30,16 @@ class KVCacheManager:
         self.num_owners = 0
         """Requests that own blocks."""
         self._transaction = transaction
+        self._recent_prompts = RecentPrompts(config.block_size)
         # The request for which the common prefix was counted, and the count.
         self._common_prefix: tuple[Request, int] | None = None
 
     def hash_prompt(self, request: Request, packed_prompt: bytes) -> None:
         """Hash the blocks that the request's prompt fills, if prefix caching is on."""
         if self.prefix_cache is not None:
-            request.prefix_hasher = PrefixHasher(self.block_size, request.cache_salt)
-            request.block_hashes = request.prefix_hasher.digests(packed_prompt)
+            hasher = PrefixHasher(self.block_size, request.cache_salt)
+            request.block_hashes = self._recent_prompts.digests(hasher, packed_prompt)
+            request.prefix_hasher = hasher
 
     def hash_last_block(self, request: Request) -> None:
         """Hash the block that the request's latest token filled, if prefix caching is on."""
@@ -167,7 +169,8 @@ class KVCacheManager:
 
     def _add_owner(self, request: Request, hit_blocks: Sequence[int]) -> None:
         self._record_ownership(request)
-        self.block_pool.share(hit_blocks)
+        if hit_blocks:
+            self.block_pool.share(hit_blocks)
         request.block_ids = list(hit_blocks)
         request.num_cached_blocks = len(hit_blocks)
         self.num_owners += 1

@@ -53,14 +53,72 @@ class PrefixHasher:
         other._running = self._running.copy()
         return other
 
-    def digests(self, packed: bytes) -> list[bytes]:
-        """Digests of the next full blocks of packed tokens; what is left over is not taken in."""
+    def digests(self, packed: bytes, begin: int = 0) -> list[bytes]:
+        """Digests of the next full blocks, at byte `begin` of packed tokens.
+
+        What is left over is not taken in.
+        """
         update, digest, stride = self._running.update, self._running.digest, self._stride
         digests = []
-        for start in range(0, len(packed) - stride + 1, stride):
+        for start in range(begin, len(packed) - stride + 1, stride):
             update(packed[start : start + stride])
             digests.append(digest())
         return digests
+
+    def skip(self, packed: bytes) -> None:
+        """Take packed tokens in whose digests are known."""
+        self._running.update(packed)
+
+
+class RecentPrompts:
+    """The latest prompts of different first blocks with their digests.
+
+    A prompt that begins like one of them takes the digests of the blocks they share, so only the
+    rest of it is hashed block by block. Only the first block is kept until it comes again: most
+    prompts are like no other. Each entry holds 4 bytes per token and 8 per block, and keeps the
+    digests alive.
+    """
+
+    _MAX_PROMPTS = 16
+
+    def __init__(self, block_size: int) -> None:
+        self._stride = block_size * _TOKEN_BYTES
+        # By the digest of the first block, which tells salts apart; the oldest comes first.
+        self._prompts: dict[bytes, tuple[bytes, list[bytes]]] = {}
+
+    def digests(self, hasher: PrefixHasher, packed: bytes) -> list[bytes]:
+        """Digests of a packed prompt's full blocks from a new `hasher`, which goes on from them."""
+        stride = self._stride
+        digests = hasher.digests(packed[:stride])
+        if not digests:
+            return digests
+        first_digest = digests[0]
+        known = self._prompts.pop(first_digest, None)
+        if known is None:
+            self._prompts[first_digest] = packed[:stride], digests.copy()
+            digests += hasher.digests(packed, stride)
+        else:
+            num_known = _num_common_blocks(packed, known[0], stride)
+            hasher.skip(packed[stride : num_known * stride])
+            digests = known[1][:num_known] + hasher.digests(packed, num_known * stride)
+            self._prompts[first_digest] = packed, digests.copy()
+        if len(self._prompts) > self._MAX_PROMPTS:
+            del self._prompts[next(iter(self._prompts))]
+        return digests
+
+
+def _num_common_blocks(one: bytes, other: bytes, stride: int) -> int:
+    """Leading blocks of `stride` bytes that are equal in both; the first one is."""
+    equal, above = 1, min(len(one), len(other)) // stride + 1
+    # The whole comes first: prompts often differ in their last block only, or go on.
+    middle = above - 1
+    while equal < middle:
+        if one[equal * stride : middle * stride] == other[equal * stride : middle * stride]:
+            equal = middle
+        else:
+            above = middle
+        middle = (equal + above) // 2
+    return equal
 
 
 class PrefixCache:
@@ -85,14 +143,8 @@ class PrefixCache:
         self._transaction.record(self._undo_insert, blocks, digests)
         for block, digest in zip(blocks, digests, strict=True):
             block_hash[block] = digest
-        if first.keys().isdisjoint(digests):
-            first.update(zip(digests, blocks, strict=True))
-            return
-        for block, digest in zip(blocks, digests, strict=True):
-            if digest in first:
+            if first.setdefault(digest, block) != block:
                 self._others.setdefault(digest, []).append(block)
-            else:
-                first[digest] = block
 
     def evict(self, blocks: Iterable[int]) -> None:
         """Forget cached blocks."""
@@ -133,10 +185,9 @@ class PrefixCache:
         return list(self._first)
 
     def _undo_insert(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        for block, digest in zip(reversed(blocks), reversed(digests), strict=True):
-            if self.block_hash[block] is not None:
-                self._set_blocks(digest, self.blocks_of(digest)[:-1])
-                self.block_hash[block] = None
+        for block, digest in zip(blocks, digests, strict=True):
+            self._set_blocks(digest, [other for other in self.blocks_of(digest) if other != block])
+            self.block_hash[block] = None
 
     def _undo_evict(self, evicted: list[tuple[int, bytes, int]]) -> None:
         for block, digest, rank in reversed(evicted):

@@ -1,7 +1,5 @@
 """vLLM V1's scheduler for one full-attention KV cache group."""
 
-from collections.abc import Iterable
-
 from .admission import Admission
 from .config import SchedulerConfig
 from .integrity import check_integrity
@@ -224,12 +222,13 @@ class Scheduler(StepUpdate):
 
     def _advance(self, step: Step) -> None:
         """Count the scheduled tokens as computed."""
-        requests, counts = step.running + step.admitted, step.num_scheduled_tokens.values()
-        was_prefill_chunk: list[bool] = []
-        self._transaction.record(_undo_advance, requests, counts, was_prefill_chunk)
-        for request, num_new in zip(requests, counts, strict=True):
-            was_prefill_chunk.append(request.is_prefill_chunk)
-            request.num_computed_tokens = num_computed = request.num_computed_tokens + num_new
+        requests = step.running + step.admitted if step.admitted else step.running
+        advanced: list[tuple[Request, int, bool]] = []
+        self._transaction.record(_undo_advance, advanced)
+        for request, num_new in zip(requests, step.num_scheduled_tokens.values(), strict=True):
+            num_computed = request.num_computed_tokens
+            advanced.append((request, num_computed, request.is_prefill_chunk))
+            request.num_computed_tokens = num_computed = num_computed + num_new
             request.is_prefill_chunk = (
                 num_computed < request.num_tokens + request.num_output_placeholders
             )
@@ -278,13 +277,10 @@ class Scheduler(StepUpdate):
         )
 
 
-def _undo_advance(
-    requests: list[Request], counts: Iterable[int], was_prefill_chunk: list[bool]
-) -> None:
-    # As many requests as were advanced.
-    for request, num_new, was_chunk in zip(requests, counts, was_prefill_chunk, strict=False):
-        request.num_computed_tokens -= num_new
-        request.is_prefill_chunk = was_chunk
+def _undo_advance(advanced: list[tuple[Request, int, bool]]) -> None:
+    for request, num_computed_tokens, is_prefill_chunk in advanced:
+        request.num_computed_tokens = num_computed_tokens
+        request.is_prefill_chunk = is_prefill_chunk
 
 
 def _put_back(queue: RequestQueue, request: Request) -> None:

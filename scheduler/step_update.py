@@ -22,11 +22,9 @@ class StepUpdate(RequestPool):
         outputs = []
         ended = []
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        touched: list[Request] = []
-        num_tokens: list[int] = []
-        num_placeholders: list[int] = []
+        touched: list[tuple[Request, int, int]] = []
         with self._transaction:
-            self._transaction.record(self._restore_tokens, touched, num_tokens, num_placeholders)
+            self._transaction.record(_restore_tokens, touched)
             for request_id, tokens in _sampled(scheduler_output, model_runner_output):
                 request = self.requests.get(request_id)
                 if request is None:
@@ -38,9 +36,7 @@ class StepUpdate(RequestPool):
                     )
                 if not tokens:
                     continue
-                touched.append(request)
-                num_tokens.append(request.num_tokens)
-                num_placeholders.append(request.num_output_placeholders)
+                touched.append((request, request.num_tokens, request.num_output_placeholders))
                 num_drafts = len(drafts[request_id]) if request_id in drafts else 0
                 if request.async_tokens_to_discard > 0:
                     self._discard_tokens(request, 1 + num_drafts)
@@ -90,12 +86,6 @@ class StepUpdate(RequestPool):
     def _accept_tokens(
         self, request: Request, tokens: list[int]
     ) -> tuple[list[int], RequestStatus | None]:
-        """Take the tokens of a request in; those that count, and its status if one ends it."""
-        return self._append_tokens(request, tokens)
-
-    def _append_tokens(
-        self, request: Request, tokens: list[int]
-    ) -> tuple[list[int], RequestStatus | None]:
         """Append tokens up to the one that ends the request; these, and its status if it ends."""
         num_before = request.num_tokens
         for token in tokens:
@@ -110,15 +100,11 @@ class StepUpdate(RequestPool):
                     return tokens[: num_tokens - num_before], status
         return tokens, None
 
-    def _restore_tokens(
-        self, touched: list[Request], num_tokens: list[int], num_placeholders: list[int]
-    ) -> None:
-        # As many as have their old values noted.
-        for request, count, placeholders in zip(
-            touched, num_tokens, num_placeholders, strict=False
-        ):
-            request.truncate(count)
-            request.num_output_placeholders = placeholders
+
+def _restore_tokens(touched: list[tuple[Request, int, int]]) -> None:
+    for request, num_tokens, num_output_placeholders in touched:
+        request.truncate(num_tokens)
+        request.num_output_placeholders = num_output_placeholders
 
 
 def _sampled(
