@@ -120,3 +120,11 @@ def array_kind(**arguments: Any) -> ArrayKind:
     if kind == "torch":
         return _TorchArrays(torch)
     return _JaxArrays(jax) if kind == "jax" else _NumpyArrays()
+
+
+def read_optional(kind: ArrayKind, value: Any) -> Any:
+    """An optional argument as a NumPy array of its own shape; None as it is."""
+    if value is None:
+        return None
+    is_foreign = hasattr(value, "device") and not isinstance(value, (np.ndarray, np.generic))
+    return kind.open_cache(value) if is_foreign else np.asarray(value)

@@ -93,13 +93,21 @@ def attention_segmented_cte(
         queries = np.ascontiguousarray(queries.swapaxes(1, 2))
     num_requests, num_rows = len(tables), queries.shape[1]
     check_choice("num_q_heads", num_q_heads, (len(queries) / num_requests,))
-    keys = _keys_by_row(keys, values.shape, k_pre_transposed, fp8_packed)
+    if k_pre_transposed:
+        num_blocks, num_kv_heads, _, d = values.shape
+        check_shape("k_cache", keys, (num_blocks * num_kv_heads, d, block_size))
+        keys = keys.reshape(num_blocks, num_kv_heads, d, block_size)
+    elif fp8_packed:
+        keys = _unpacked(keys, values.shape)
+    else:
+        check_shape("k_cache", keys, values.shape)
+    key_rows = keys.swapaxes(2, 3) if k_pre_transposed else keys
     priors = np.asarray(prior_tokens)
     check_choice("prior_tokens.size", priors.size, (1, num_requests))
     priors = np.broadcast_to(priors.ravel(), num_requests)
     for prior in priors:
         check_count("prior_tokens", prior, tables.shape[1] * block_size)
-    used = used_blocks("block_tables", tables, priors + num_rows, keys, 1)
+    used = used_blocks("block_tables", tables, priors + num_rows, values, 1)
     # Stored values are exact in the dtype of q, scaled ones are not: the scales act on the scores
     # and on the result.
     key_scale, value_scale = _one_number("k_scale", k_scale), _one_number("v_scale", v_scale)
@@ -115,32 +123,24 @@ def attention_segmented_cte(
     for request in range(num_requests):
         heads = slice(request * num_q_heads, (request + 1) * num_q_heads)
         rows = _chunk_rows(used[request], int(priors[request]), num_rows, block_size)
-        count, own_keys, own_values = _chunk(keys, values, rows, num_rows, queries.dtype)
+        count, own_keys, own_values = _chunk(key_rows, values, rows, num_rows, queries.dtype)
         out[heads] = segmented_attention(
             queries[heads], own_keys, own_values, keys, values, tables[request], priors[request],
             count, kv_segment_size=prior_seg_size, scale=scale * key_scale,
             sliding_window=sliding_window or None, sinks=logits[request], softmax=softmax, lnc=lnc,
-            **stored,
+            k_pre_transposed=k_pre_transposed, **stored,
         )  # fmt: skip
     if value_scale != 1.0:
         out = (out.astype(np.float32) * np.float32(value_scale)).astype(out.dtype)
     return kind.give(np.ascontiguousarray(out.swapaxes(1, 2)) if tp_out else out)
 
 
-def _keys_by_row(
-    keys: Array, shape: tuple[int, ...], k_pre_transposed: bool, fp8_packed: bool
-) -> Array:
-    """A K cache of any of the three layouts as [num_blocks, KV, block_size, d]."""
+def _unpacked(keys: Array, shape: tuple[int, ...]) -> Array:
+    """A K cache that packs two tokens per feature as [num_blocks, KV, block_size, d]."""
     num_blocks, num_kv_heads, block_size, d = shape
-    if fp8_packed:
-        check_shape("k_cache", keys, (num_blocks, block_size // 2, num_kv_heads * d, 2))
-        pairs = keys.reshape(num_blocks, block_size // 2, num_kv_heads, d, 2)
-        return pairs.transpose(0, 2, 1, 4, 3).reshape(shape)
-    if k_pre_transposed:
-        check_shape("k_cache", keys, (num_blocks * num_kv_heads, d, block_size))
-        return keys.reshape(num_blocks, num_kv_heads, d, block_size).swapaxes(2, 3)
-    check_shape("k_cache", keys, shape)
-    return keys
+    check_shape("k_cache", keys, (num_blocks, block_size // 2, num_kv_heads * d, 2))
+    pairs = keys.reshape(num_blocks, block_size // 2, num_kv_heads, d, 2)
+    return pairs.transpose(0, 2, 1, 4, 3).reshape(shape)
 
 
 def _chunk_rows(table: Array, prior: int, num_rows: int, block_size: int) -> Array:

@@ -9,7 +9,8 @@ caches are updated in place and returned as the same objects; JAX caches come ba
 Arguments that all attention functions share: `scale` of the scores, positive, None is
 1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
 [H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
-with fp8 caches; `lnc`, 1 or 2 cores that share the work; `softmax`:
+with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
+`softmax`:
 
     exact     the maximum of every row, online
     bounded   one shift per block of queries, verified; FloatingPointError where the check fails.
@@ -20,22 +21,21 @@ with fp8 caches; `lnc`, 1 or 2 cores that share the work; `softmax`:
 
 from typing import Any, SupportsIndex
 
-import ml_dtypes
 import numpy as np
 
 from ..reference.attention import queries_per_kv_head
 from ..reference.paging import cdiv
-from .arrays import ArrayKind, array_kind
+from .arrays import array_kind, read_optional
 from .backend import run
 from .decode_plan import plan_decode
 from .decode_shape import decode_shape
+from .key_write_plan import key_write_arguments
 from .padded_prefill_nki import padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
 from .prior_stream import TAIL_SEGMENT
 from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
-    FP8_DTYPES,
     Array,
     check_cache_scale,
     check_caches,
@@ -52,6 +52,7 @@ from .validation import (
     check_softmax,
     check_window,
     check_writable_caches,
+    device_fp8,
     used_blocks,
 )
 from .write_kv_cache_nki import write_kv_cache_kernel
@@ -74,6 +75,7 @@ def padded_prefill(
     sinks: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
 ) -> tuple[Any, Any, Any]:
@@ -87,21 +89,22 @@ def padded_prefill(
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
     check_choice("lnc", lnc, (1, 2))
     check_chunk(q_, k_, v_)
-    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
+    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     check_writable_caches(k_rows, v_rows)
     check_integers("slot_mapping", slots, (q_.shape[1],))
-    check_slots(slots, k_rows)
+    check_slots(slots, v_rows)
     count = check_count("num_tokens", num_tokens, q_.shape[1])
     window = check_window(sliding_window)
     mode = check_softmax(softmax, q_, window)
     before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
     out, _, _, flags = run(
-        padded_prefill_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows), slots,
+        padded_prefill_kernel, lnc, q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
         _number(count), check_scale(scale, q_.shape[2]), window,
-        check_sinks(_optional(kind, sinks), q_.shape[0]),
-        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows), mode,
+        check_sinks(read_optional(kind, sinks), q_.shape[0]),
+        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), mode,
+        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
     )  # fmt: skip
     if mode == "bounded" and flags.any():
         k_rows[...], v_rows[...] = before
@@ -125,6 +128,7 @@ def segmented_attention(
     sinks: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
 ) -> Any:
@@ -139,9 +143,9 @@ def segmented_attention(
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
     check_choice("lnc", lnc, (1, 2))
     check_chunk(q_, k_, v_)
-    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2])
+    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
-    block_size = k_rows.shape[2]
+    block_size = v_rows.shape[2]
     segment = check_segment_size(kv_segment_size, block_size)
     check_integers("block_table", table, (table.size,))
     segment = _covering_segment(segment, table.size * block_size)
@@ -151,18 +155,18 @@ def segmented_attention(
         "block_table",
         table[None],
         np.array([prior]),
-        k_rows,
+        v_rows,
         segment // block_size,
         3 * max(segment, TAIL_SEGMENT) // block_size,
     )
     window = check_window(sliding_window)
     mode = check_softmax(softmax, q_, window)
     out, flags = run(
-        segmented_attention_kernel, lnc, q_, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows),
+        segmented_attention_kernel, lnc, q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows),
         tables, _number(prior), _number(count), segment, check_scale(scale, q_.shape[2]), window,
-        check_sinks(_optional(kind, sinks), q_.shape[0]),
-        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows), mode,
+        check_sinks(read_optional(kind, sinks), q_.shape[0]),
+        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), mode, k_pre_transposed,
     )  # fmt: skip
     _check_bound(mode, flags)
     return kind.give(out)
@@ -210,16 +214,16 @@ def paged_decode(
         )
     check_integers("block_tables", tables, (num_requests, None))
     check_integers("context_lens", lengths, (num_requests,))
-    queries = _optional(kind, query_lens)
+    queries = read_optional(kind, query_lens)
     if queries is None:
         queries = np.full(num_requests, num_queries, np.int32)
     check_integers("query_lens", queries, (num_requests,))
-    block_size = k_rows.shape[2]
+    block_size = v_rows.shape[2]
     for length, queries_of_it in zip(lengths, queries, strict=True):
         check_count("context_lens", length, tables.shape[1] * block_size)
         check_count("query_lens", queries_of_it, num_queries)
     num_kv_heads = k_rows.shape[1]
-    tables = used_blocks("block_tables", tables, lengths, k_rows, 1)
+    tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
     window = check_window(sliding_window)
     shape = decode_shape(
         num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, q_.dtype.itemsize,
@@ -229,11 +233,11 @@ def paged_decode(
         shape, tables, lengths, queries, num_queries, window, block_size, num_kv_heads, lnc
     )
     out = run(
-        paged_decode_kernel, lnc, q_, _device_fp8(k_rows), _device_fp8(v_rows), *plan.arrays(),
+        paged_decode_kernel, lnc, q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(),
         shape.heads, shape.tokens, check_scale(scale, head_dim),
-        check_sinks(_optional(kind, sinks), num_q_heads),
-        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
+        check_sinks(read_optional(kind, sinks), num_q_heads),
+        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
     )  # fmt: skip
     return kind.give(out)
 
@@ -247,6 +251,7 @@ def write_kv_cache(
     *,
     k_scale: Any = None,
     v_scale: Any = None,
+    k_pre_transposed: bool = False,
 ) -> tuple[Any, Any]:
     """Store row t of k and v [KV, T, d] in slot slot_mapping[t]; -1 is not written.
 
@@ -257,15 +262,16 @@ def write_kv_cache(
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
     check_shape("k", k_, (None, None, None))
     check_shape("v", v_, k_.shape)
-    check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2])
+    check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)
     check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     check_writable_caches(k_rows, v_rows)
     check_integers("slot_mapping", slots, (k_.shape[1],))
-    check_slots(slots, k_rows)
+    check_slots(slots, v_rows)
     run(
-        write_kv_cache_kernel, 1, k_, v_, _device_fp8(k_rows), _device_fp8(v_rows), slots,
-        check_cache_scale("k_scale", _optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", _optional(kind, v_scale), v_rows),
+        write_kv_cache_kernel, 1, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
+        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
+        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
     )  # fmt: skip
     return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
@@ -278,19 +284,6 @@ def _check_bound(softmax: str, flags: Array) -> None:
             f"softmax='bounded': row sums of the queries from head(s) {heads} on left the "
             "accurate range; softmax='auto' falls back to the exact softmax"
         )
-
-
-def _optional(kind: ArrayKind, value: Any) -> Any:
-    """An optional argument as a NumPy array of its own shape; None as it is."""
-    if value is None:
-        return None
-    is_foreign = hasattr(value, "device") and not isinstance(value, (np.ndarray, np.generic))
-    return kind.open_cache(value) if is_foreign else np.asarray(value)
-
-
-def _device_fp8(cache: Array) -> Array:
-    """float8_e4m3fn as trn2's float8_e4m3: the same bits up to +-240."""
-    return cache.view(ml_dtypes.float8_e4m3) if cache.dtype in FP8_DTYPES else cache
 
 
 def _covering_segment(segment: int, table_tokens: int) -> int:

@@ -37,6 +37,15 @@ def broadcast_row(numbers: nl.NkiTensor) -> nl.NkiTensor:
     return tile
 
 
+def inverse_scales(scales: nl.NkiTensor | None) -> nl.NkiTensor | None:
+    """Reciprocals of [1, KV] HBM scales on every partition, [128, KV] fp32."""
+    if scales is None:
+        return None
+    inverse = broadcast_row(scales)
+    nisa.reciprocal(dst=inverse, data=inverse)
+    return inverse
+
+
 def number_register(number: nl.NkiTensor) -> nisa.VirtualRegister:
     """A [1, 1] int32 HBM number in a register, for loop bounds."""
     tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)

@@ -54,21 +54,28 @@ from .chunk_stream import ChunkStream
 from .loading import broadcast_row, element_bytes
 from .masks import valid_rows
 from .tile_schedule import PARTITIONS, core_shares
+from .transposed_key_writer import key_writer
 from .write_kv_cache_nki import CacheWriter
 
 
 def chunk_writer(
-    chunks: list[nl.NkiTensor],  # k, v
-    caches: list[nl.NkiTensor],  # k_cache, v_cache
+    chunks: list[nl.NkiTensor],  # k, v, or v alone
+    caches: list[nl.NkiTensor],  # k_cache, v_cache, or v_cache alone
     slot_mapping: nl.NkiTensor,
-    scales: list[nl.NkiTensor | None],  # k_scales, v_scales
+    scales: list[nl.NkiTensor | None],
     core: int,
     num_cores: int,
-) -> CacheWriter:
-    """What a core stores: both caches, or one of two cores one of them."""
+) -> CacheWriter | None:
+    """What a core stores: both caches, or one of two cores one of them; None: nothing.
+
+    Of two cores the second one stores the values.
+    """
     if num_cores == 1:
         return CacheWriter(chunks, caches, slot_mapping, scales)
-    return CacheWriter([chunks[core]], [caches[core]], slot_mapping, [scales[core]])
+    own = core + len(chunks) - num_cores
+    if own < 0:
+        return None
+    return CacheWriter([chunks[own]], [caches[own]], slot_mapping, [scales[own]])
 
 
 @nki.jit
@@ -86,6 +93,10 @@ def padded_prefill_kernel(
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
     softmax: str,  # "exact", "bounded", or "auto": bounded, then exact where the check fails
+    key_tokens: nl.NkiTensor | None = None,  # plan of key_write_plan.py, with which the K cache
+    key_blocks: nl.NkiTensor | None = None,  # is [num_blocks, KV, d, block_size]
+    key_rest: nl.NkiTensor | None = None,
+    num_key_rest: nl.NkiTensor | None = None,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over itself, the two caches, and the flags [cores, H]."""
     num_q_heads, num_rows, d = q.shape
@@ -97,9 +108,10 @@ def padded_prefill_kernel(
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
-    writer = chunk_writer(
-        [k, v], [k_cache, v_cache], slot_mapping, [k_scales, v_scales], core, num_cores
-    )
+    chunks, caches, scales = [k, v], [k_cache, v_cache], [k_scales, v_scales]
+    if key_tokens is not None:
+        chunks, caches, scales = [v], [v_cache], [v_scales]
+    writer = chunk_writer(chunks, caches, slot_mapping, scales, core, num_cores)
     every_tile: list[int] = []
     for tile in range(num_tiles):
         every_tile.append(tile)
@@ -129,6 +141,12 @@ def padded_prefill_kernel(
             exact = ExactShare(share, d, q.dtype, own_valid, failed)
             exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
             exact.store(out, 1.0)
-    writer.prepare()
-    writer.finish()
+    if writer is not None:
+        writer.prepare()
+        writer.finish()
+    keys = None
+    if core == 0:
+        keys = key_writer(k, k_cache, k_scales, key_tokens, key_blocks, key_rest, num_key_rest)
+    if keys is not None:
+        keys.write()
     return out, k_cache, v_cache, store_flags(flags, core, num_cores)

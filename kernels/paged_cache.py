@@ -9,10 +9,12 @@ or slot mapping gives a negative row, which is out of bounds, so its transfer is
 
 from dataclasses import dataclass
 
+from ..reference.attention import FP8_MAX
 from .backend import nisa, nl
-from .loading import zero_rows
+from .loading import new_columns, transpose_features, zero_rows
 from .masks import positions_on_partitions, present_tokens
 from .tile_schedule import PARTITIONS, cache_run
+from .transposed_keys import TransposedKeys
 
 
 @dataclass
@@ -22,6 +24,14 @@ class Walk(nl.NKIObject):
     start: int | nisa.VirtualRegister  # token that the walk begins at
     first_block: nl.NkiTensor  # [1, 1] int32 SBUF: logical block of the segment's first token
     counts: nl.NkiTensor  # [128, 2] fp32: tokens left; per row, how many of them it may see
+
+
+@dataclass
+class SegmentBlocks(nl.NKIObject):
+    """Blocks of a segment, -1 where absent, int32 SBUF."""
+
+    by_run: nl.NkiTensor  # [128, runs]: block of each run of a partition
+    in_row: nl.NkiTensor | None  # [1, blocks], for a pre-transposed K cache
 
 
 class PagedSegments(nl.NKIObject):
@@ -39,8 +49,9 @@ class PagedSegments(nl.NKIObject):
         segment_size: int,
         num_heads: int,
         dtype: str,  # of the keys and values that come out
+        k_pre_transposed: bool = False,  # k_cache is [num_blocks, KV, d, block_size]
     ) -> None:
-        num_blocks, num_kv_heads, block_size, d = k_cache.shape
+        num_blocks, num_kv_heads, block_size, d = v_cache.shape
         self.block_tables = block_tables
         self.segment_size = segment_size
         self.num_heads = num_heads
@@ -54,8 +65,12 @@ class PagedSegments(nl.NKIObject):
         self.blocks = segment_size // block_size
         rows = num_blocks * num_kv_heads * self.runs_per_block
         self.k_runs = k_cache.reshape((rows, self.run * d))
+        self.k_dtype = k_cache.dtype
+        self.key_columns: TransposedKeys | None = None
+        if k_pre_transposed:
+            self.key_columns = TransposedKeys(k_cache, block_tables, segment_size)
         self.v_runs = v_cache.reshape((rows, self.run * d))
-        # Written by write_positions, which only the exact softmax needs.
+        # Written by write_positions, where masks in token order are needed.
         self.positions = nl.ndarray((PARTITIONS, segment_size), dtype=nl.float32, buffer=nl.sbuf)
         self.partition_positions = positions_on_partitions(self.tokens)
         self.run_of_block = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
@@ -66,15 +81,34 @@ class PagedSegments(nl.NKIObject):
         )  # fmt: skip
         self.block_rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=self.block_rows, value=num_kv_heads * self.runs_per_block)
+        self.k_stage = self.new_key_stage()
         width = num_heads * self.tokens * d
-        self.k_stage = nl.ndarray((PARTITIONS, width), dtype=k_cache.dtype, buffer=nl.sbuf)
         self.v_stage = nl.ndarray((PARTITIONS, width), dtype=v_cache.dtype, buffer=nl.sbuf)
         self.block_step = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=self.block_step, value=self.blocks)
 
+    def new_key_stage(self) -> list[nl.NkiTensor]:
+        """Unwritten tiles for the keys of a segment as they come out of the cache.
+
+        Rows [128, (head, token, d)], or per 128 features columns [features, segment].
+        """
+        if self.key_columns is not None:
+            return self.key_columns.new_stage()
+        shape = (PARTITIONS, self.num_heads * self.tokens * self.d)
+        return [nl.ndarray(shape, dtype=self.k_dtype, buffer=nl.sbuf)]
+
+    def new_blocks(self) -> SegmentBlocks:
+        """Unwritten blocks of a segment."""
+        by_run = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
+        in_row = None
+        if self.key_columns is not None:
+            in_row = self.key_columns.new_blocks()
+        return SegmentBlocks(by_run, in_row)
+
     def clear_staging(self) -> None:
         """Write the staging tiles once, before the first gather skips rows of them."""
-        nisa.memset(dst=self.k_stage, value=0.0, engine=nisa.engine.gpsimd)
+        for stage in self.k_stage:
+            nisa.memset(dst=stage, value=0.0, engine=nisa.engine.gpsimd)
         nisa.memset(dst=self.v_stage, value=0.0, engine=nisa.engine.gpsimd)
 
     def write_positions(self) -> None:
@@ -104,12 +138,14 @@ class PagedSegments(nl.NKIObject):
         self,
         request: int,
         walk: Walk,
-        blocks: nl.NkiTensor,  # [128, runs] int32 SBUF, result
+        blocks: SegmentBlocks,  # from new_blocks, result
     ) -> None:
-        """Read the block of each run of a segment."""
+        """Read the blocks of a segment."""
         table = self.block_tables
+        if self.key_columns is not None and blocks.in_row is not None:
+            self.key_columns.fetch_blocks(request, walk.first_block, blocks.in_row)
         nisa.dma_copy(
-            dst=blocks,
+            dst=blocks.by_run,
             src=table.ap(
                 [[1, self.blocks], [0, self.runs_per_block]],
                 offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
@@ -119,30 +155,43 @@ class PagedSegments(nl.NKIObject):
 
     def fetch_rows(
         self,
-        blocks: nl.NkiTensor,  # [128, runs] int32 from fetch_blocks
+        blocks: SegmentBlocks,  # from fetch_blocks
         first_head: int,
-        k_stage: nl.NkiTensor,  # [128, heads * tokens * d] SBUF, result
-        v_stage: nl.NkiTensor,
+        k_stage: list[nl.NkiTensor],  # from new_key_stage, result
+        v_stage: nl.NkiTensor,  # [128, heads * tokens * d] SBUF, result
     ) -> None:
         """Gather a segment into staging tiles."""
         rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=rows, data1=blocks, data2=self.block_rows, op=nl.multiply)
+        nisa.tensor_tensor(dst=rows, data1=blocks.by_run, data2=self.block_rows, op=nl.multiply)
         nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
-        self.gather(self.k_runs, rows, first_head, k_stage)
+        if self.key_columns is not None and blocks.in_row is not None:
+            self.key_columns.gather(blocks.in_row, first_head, k_stage)
+        else:
+            self.gather(self.k_runs, rows, first_head, k_stage[0])
         self.gather(self.v_runs, rows, first_head, v_stage)
 
     def mark_present(
         self,
         walk: Walk,
-        blocks: nl.NkiTensor,  # [128, runs] int32 from fetch_blocks
+        blocks: SegmentBlocks,  # from fetch_blocks
         present: nl.NkiTensor,  # [128, tokens] uint8 SBUF, result
     ) -> None:
         """Which tokens of a fetched segment exist and are mapped."""
         present_tokens(
             self.partition_positions,
             walk.counts[:, 0:1],
-            blocks.ap([[self.runs, PARTITIONS], [1, self.runs], [0, self.run]]),
+            blocks.by_run.ap([[self.runs, PARTITIONS], [1, self.runs], [0, self.run]]),
             present,
+        )
+
+    def mark_existing(
+        self,
+        walk: Walk,
+        existing: nl.NkiTensor,  # [128, segment] uint8 SBUF, result
+    ) -> None:
+        """Which tokens of a segment exist, mapped or not, in token order on every partition."""
+        nisa.tensor_scalar(
+            dst=existing, data=self.positions, op0=nl.less, operand0=walk.counts[:, 0:1]
         )
 
     def each_element(self, present: nl.NkiTensor) -> nl.NkiTensor:
@@ -152,20 +201,37 @@ class PagedSegments(nl.NKIObject):
         )
 
     def load(
-        self, request: int, walk: Walk, first_head: int, num_rows: int
-    ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-        """Keys and values [128, (head, token, d)], zero where absent, and what each row may see.
+        self, request: int, walk: Walk, kv_head: int, num_rows: int
+    ) -> tuple[list[nl.NkiTensor], nl.NkiTensor, nl.NkiTensor]:
+        """Key columns per 128 features, values [128, (token, d)], and what each row may see.
 
+        Columns and values are zero where a token does not exist, values also where it is absent.
         The mask [num_rows, segment] uint8 is in token order.
         """
-        blocks = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
+        values, present = self.load_values(request, walk, kv_head)
+        columns = new_columns(self.tokens, self.d, self.dtype)
+        if self.key_columns is None:
+            keys = zero_rows(self.k_stage[0], self.each_element(present), self.dtype)
+            transpose_features(keys, self.tokens, self.d, columns)
+        else:
+            existing = nl.ndarray((PARTITIONS, self.segment_size), dtype=nl.uint8, buffer=nl.sbuf)
+            self.mark_existing(walk, existing)
+            self.key_columns.write_columns(self.k_stage, existing, 0, self.tokens, columns)
+        return columns, values, self.seen_tokens(request, walk, num_rows)
+
+    def load_values(
+        self, request: int, walk: Walk, first_head: int
+    ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+        """Gather a segment; its values, zero where absent, and which tokens are present."""
+        blocks = self.new_blocks()
         present = nl.ndarray((PARTITIONS, self.tokens), dtype=nl.uint8, buffer=nl.sbuf)
         self.fetch_blocks(request, walk, blocks)
         self.fetch_rows(blocks, first_head, self.k_stage, self.v_stage)
         self.mark_present(walk, blocks, present)
-        each = self.each_element(present)
-        keys = zero_rows(self.k_stage, each, self.dtype)
-        values = zero_rows(self.v_stage, each, self.dtype)
+        return zero_rows(self.v_stage, self.each_element(present), self.dtype), present
+
+    def seen_tokens(self, request: int, walk: Walk, num_rows: int) -> nl.NkiTensor:
+        """What each of num_rows rows may see of a segment, [rows, segment] uint8, token order."""
         by_token = nl.ndarray((num_rows, self.blocks), dtype=nl.int32, buffer=nl.sbuf)
         table = self.block_tables
         nisa.dma_copy(
@@ -182,7 +248,7 @@ class PagedSegments(nl.NKIObject):
             by_token.ap([[self.blocks, num_rows], [1, self.blocks], [0, self.block_size]]),
             seen,
         )
-        return keys, values, seen
+        return seen
 
     def gather(
         self,
@@ -270,6 +336,17 @@ def integer_multiple(numbers: nl.NkiTensor, factor: int) -> nl.NkiTensor:
     nisa.memset(dst=product, value=factor)
     nisa.tensor_tensor(dst=product, data1=numbers, data2=product, op=nl.multiply)
     return product
+
+
+def to_cache_dtype(values: nl.NkiTensor, stored: nl.NkiTensor) -> None:
+    """Cast fp32 values to the dtype of `stored`, held within +-240 for fp8."""
+    if stored.dtype == nl.float8_e4m3:
+        nisa.tensor_scalar(
+            dst=stored, data=values, op0=nl.minimum, operand0=FP8_MAX, op1=nl.maximum,
+            operand1=-FP8_MAX,
+        )  # fmt: skip
+    else:
+        nisa.tensor_copy(dst=stored, src=values)
 
 
 def slot_rows(

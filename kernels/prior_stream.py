@@ -49,20 +49,23 @@ class PreparedSegment(nl.NKIObject):
         self.walk = walk
         self.kv_head = kv_head
         self.is_partial = is_partial
-        self.k_stage = nl.ndarray(
-            (PARTITIONS, tokens * d), dtype=prior.k_runs.dtype, buffer=nl.sbuf
-        )
+        self.k_stage = prior.new_key_stage()
         self.v_stage = nl.ndarray(
             (PARTITIONS, tokens * d), dtype=prior.v_runs.dtype, buffer=nl.sbuf
         )
-        self.blocks = nl.ndarray((PARTITIONS, prior.runs), dtype=nl.int32, buffer=nl.sbuf)
+        self.blocks = prior.new_blocks()
         self.present = nl.ndarray((PARTITIONS, tokens), dtype=nl.uint8, buffer=nl.sbuf)
         self.mapped = nl.ndarray((PARTITIONS, prior.runs), dtype=nl.float32, buffer=nl.sbuf)
         self.keys = nl.ndarray((d, prior.segment_size), dtype=prior.dtype, buffer=nl.sbuf)
         self.values = nl.ndarray((PARTITIONS, tokens * (d + 1)), dtype=prior.dtype, buffer=nl.sbuf)
-        self.k_rows = self.k_stage
+        self.k_rows = self.k_stage[0]
         self.row_steps = 0
-        if is_partial or prior.k_runs.dtype != prior.dtype:
+        self.existing: nl.NkiTensor | None = None
+        if prior.key_columns is not None:
+            if is_partial:
+                shape = (PARTITIONS, prior.segment_size)
+                self.existing = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
+        elif is_partial or prior.k_dtype != prior.dtype:
             self.k_rows = nl.ndarray((PARTITIONS, tokens * d), dtype=prior.dtype, buffer=nl.sbuf)
             self.row_steps = min(2, tokens)
         transposes = (tokens + TILES_PER_STEP - 1) // TILES_PER_STEP
@@ -79,7 +82,8 @@ class PreparedSegment(nl.NKIObject):
 
     def clear(self, k_engine: nisa.engine, v_engine: nisa.engine, zero: nl.NkiTensor) -> None:
         """Write the staging tiles once, before the first gather skips rows of them."""
-        clear(self.k_stage.view(nl.float32), k_engine, zero)
+        for stage in self.k_stage:
+            clear(stage.view(nl.float32), k_engine, zero)
         clear(self.v_stage.view(nl.float32), v_engine, zero)
 
     def fetch(self) -> None:
@@ -126,10 +130,12 @@ class PreparedSegment(nl.NKIObject):
         prior = self.prior
         if self.is_partial:
             prior.mark_present(self.walk, self.blocks, self.present)
+            if self.existing is not None:
+                prior.mark_existing(self.walk, self.existing)
             prior.advance_counts(self.walk)
         else:
             nisa.tensor_scalar(
-                dst=self.mapped, data=self.blocks, op0=nl.greater_equal, operand0=0.0
+                dst=self.mapped, data=self.blocks.by_run, op0=nl.greater_equal, operand0=0.0
             )
 
     def piece(self, index: int, pieces: int) -> tuple[int, int]:
@@ -143,7 +149,7 @@ class PreparedSegment(nl.NKIObject):
         d, tokens = self.prior.d, self.prior.tokens
         first, count = self.piece(index, self.row_steps)
         own = self.k_rows[:, first * d : (first + count) * d]
-        stage = self.k_stage[:, first * d : (first + count) * d]
+        stage = self.k_stage[0][:, first * d : (first + count) * d]
         if self.is_partial:
             nisa.select_reduce(
                 dst=own,
@@ -157,10 +163,13 @@ class PreparedSegment(nl.NKIObject):
         """Key columns of TILES_PER_STEP tiles."""
         d = self.prior.d
         count = min(TILES_PER_STEP, self.prior.tokens - tile)
-        self.rows.transpose(
-            RowTiles(self.k_rows, d, d), tile, count,
-            self.keys[:, tile * PARTITIONS : (tile + count) * PARTITIONS],
-        )  # fmt: skip
+        columns = self.keys[:, tile * PARTITIONS : (tile + count) * PARTITIONS]
+        if self.prior.key_columns is not None:
+            self.prior.key_columns.write_columns(
+                self.k_stage, self.existing, tile, count, [columns]
+            )
+        else:
+            self.rows.transpose(RowTiles(self.k_rows, d, d), tile, count, columns)
 
     def write_values(self, index: int) -> None:
         """Values next to ones, zero where a token is absent.
@@ -265,6 +274,8 @@ class TailSegments(nl.NKIObject):
             self.walk = prior.walk(counts, prior_count, whole_size)
         self.segments = [PreparedSegment(rows, prior, self.walk, kv_head, True)]
         following = self.segments[0]
+        if prior.key_columns is not None:
+            prior.write_positions()
         self.keys = nl.ndarray(following.keys.shape, dtype=prior.dtype, buffer=nl.sbuf)
         self.values = nl.ndarray(following.values.shape, dtype=prior.dtype, buffer=nl.sbuf)
 
@@ -345,11 +356,12 @@ class PriorStream(nl.NKIObject):
 
 
 def clear(words: nl.NkiTensor, engine: nisa.engine, zero: nl.NkiTensor) -> None:
-    """Zero a tile [128, n] fp32; ACT, which has no memset, copies a column `zero` [128, 1]."""
+    """Zero a tile [p, n] fp32; ACT, which has no memset, copies a column `zero` [128, 1]."""
     if engine != nisa.engine.scalar:
         nisa.memset(dst=words, value=0.0, engine=engine)
         return
-    nisa.tensor_copy(dst=words, src=zero.ap([[1, PARTITIONS], [0, words.shape[1]]]), engine=engine)
+    height, width = words.shape
+    nisa.tensor_copy(dst=words, src=zero.ap([[1, height], [0, width]]), engine=engine)
 
 
 def whole_segment_size(kv_segment_size: int, block_size: int, num_blocks: int) -> int:

@@ -52,7 +52,7 @@ from .backend import nisa, nki, nl
 from .bounded import BoundedRows, num_blocks_of
 from .bounded_result import BoundedResult
 from .chunk_stream import ChunkStream
-from .loading import RowTiles, broadcast_row, element_bytes, new_columns, transpose_features
+from .loading import RowTiles, broadcast_row, element_bytes
 from .masks import from_position, valid_rows
 from .paged_cache import PagedSegments
 from .prior_stream import TAIL_SEGMENT, PriorStream, whole_segment_size
@@ -87,9 +87,7 @@ def attend_prior(
     walk = prior.walk(counts, oldest, prior.segment_size)
 
     def segment(i: nisa.VirtualRegister) -> None:
-        key_rows, value_rows, seen = prior.load(0, walk, kv_head, PARTITIONS)
-        keys = new_columns(tokens, d, prior.dtype)
-        transpose_features(key_rows, tokens, d, keys)
+        keys, value_rows, seen = prior.load(0, walk, kv_head, PARTITIONS)
         for tile in range(tiles):
             mask = seen
             if window is not None:
@@ -139,6 +137,7 @@ def segmented_attention_kernel(
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
     softmax: str,  # "exact", "bounded", or "auto": bounded, then exact where the check fails
+    k_pre_transposed: bool = False,  # the K cache is [num_blocks, KV, d, block_size]
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over its prior and itself, and the flags [cores, H]."""
     num_q_heads, num_rows, d = q.shape
@@ -146,7 +145,7 @@ def segmented_attention_kernel(
     assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
     assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
     assert kv_segment_size % PARTITIONS == 0, "kv_segment_size must be a multiple of 128"
-    assert kv_segment_size % k_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
+    assert kv_segment_size % v_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
     num_tiles = num_rows // PARTITIONS
     group = num_q_heads // num_kv_heads
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
@@ -162,11 +161,14 @@ def segmented_attention_kernel(
         every_sink = broadcast_row(sinks)
     shares = core_shares(num_q_heads, group, num_tiles, element_bytes(q.dtype), core, num_cores)
     whole = None
-    size = whole_segment_size(kv_segment_size, k_cache.shape[2], num_blocks_of(shares[0]))
+    num_blocks = 0
+    if len(shares) > 0:
+        num_blocks = num_blocks_of(shares[0])
+    size = whole_segment_size(kv_segment_size, v_cache.shape[2], num_blocks)
     if softmax != "exact" and kv_segment_size > TAIL_SEGMENT:
-        whole = PagedSegments(k_cache, v_cache, block_table, size, 1, q.dtype)
+        whole = PagedSegments(k_cache, v_cache, block_table, size, 1, q.dtype, k_pre_transposed)
     tail_size = min(TAIL_SEGMENT, kv_segment_size)
-    tail = PagedSegments(k_cache, v_cache, block_table, tail_size, 1, q.dtype)
+    tail = PagedSegments(k_cache, v_cache, block_table, tail_size, 1, q.dtype, k_pre_transposed)
     k_factor = None
     v_factor = None
     if k_scales is not None:
@@ -210,7 +212,9 @@ def segmented_attention_kernel(
         if softmax != "bounded":
             end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
             nisa.tensor_copy(dst=end_tile, src=prior_count[0:1, :])
-            prior = PagedSegments(k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype)
+            prior = PagedSegments(
+                k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype, k_pre_transposed
+            )
             exact = ExactShare(share, d, q.dtype, own_valid, failed)
             exact.attend_chunk(
                 q, k, v, kv_head, every_valid, window, scale, every_sink, own_factor, prior

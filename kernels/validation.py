@@ -68,11 +68,25 @@ def check_dtypes(dtype: np.dtype[Any], arrays: dict[str, Array], caches: dict[st
             raise ValueError(f"{name}: dtype {cache.dtype} must be {names}, the same for k and v")
 
 
-def check_caches(k_cache: Array, v_cache: Array, num_kv_heads: int | None, head_dim: int) -> None:
-    """The caches have one supported shape [num_blocks, KV, block_size, head_dim]."""
-    check_shape("k_cache", k_cache, (None, num_kv_heads, None, head_dim))
-    check_shape("v_cache", v_cache, k_cache.shape)
-    check_choice("block_size (k_cache.shape[2])", k_cache.shape[2], BLOCK_SIZES)
+def check_caches(
+    k_cache: Array,
+    v_cache: Array,
+    num_kv_heads: int | None,
+    head_dim: int,
+    k_pre_transposed: bool = False,
+) -> None:
+    """The caches have one supported shape [num_blocks, KV, block_size, head_dim].
+
+    A pre-transposed K cache is [num_blocks, KV, head_dim, block_size].
+    """
+    check_choice("k_pre_transposed", k_pre_transposed, (False, True))
+    rows, columns = (3, 2) if k_pre_transposed else (2, 3)
+    expected: list[int | None] = [None, num_kv_heads, None, None]
+    expected[columns] = head_dim
+    check_shape("k_cache", k_cache, tuple(expected))
+    num_blocks, heads, block_size = k_cache.shape[0], k_cache.shape[1], k_cache.shape[rows]
+    check_shape("v_cache", v_cache, (num_blocks, heads, block_size, head_dim))
+    check_choice(f"block_size (k_cache.shape[{rows}])", block_size, BLOCK_SIZES)
     check_choice("head_dim", head_dim, HEAD_DIMS)
     if k_cache.size >= 2**31:
         raise ValueError(f"k_cache: {k_cache.size} elements, must be below 2**31")
@@ -249,3 +263,8 @@ def used_blocks(
     padded = np.full((len(tables), padded_width + spare_blocks), UNUSED_BLOCK, np.int32)
     padded[:, :width] = used
     return padded
+
+
+def device_fp8(cache: Array) -> Array:
+    """float8_e4m3fn as trn2's float8_e4m3: the same bits up to +-240."""
+    return cache.view(ml_dtypes.float8_e4m3) if cache.dtype in FP8_DTYPES else cache

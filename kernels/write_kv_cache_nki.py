@@ -21,11 +21,11 @@ Numerics. Without scales bit copies. With scales one fp32 multiplication by the 
 DVE rounds correctly to about one unit in the last place, then one rounding to the cache's dtype.
 """
 
-from ..reference.attention import FP8_MAX
 from .backend import nisa, nki, nl
-from .loading import broadcast_row
-from .paged_cache import scatter_rows, slot_rows
+from .loading import inverse_scales
+from .paged_cache import scatter_rows, slot_rows, to_cache_dtype
 from .tile_schedule import PARTITIONS
+from .transposed_key_writer import key_writer
 
 
 def quantise(
@@ -45,13 +45,7 @@ def quantise(
             op0=nl.multiply, operand0=inverse_scales[0:num_rows, head : head + 1],
         )  # fmt: skip
     stored = nl.ndarray((num_rows, num_kv_heads * d), dtype=cache.dtype, buffer=nl.sbuf)
-    if cache.dtype == nl.float8_e4m3:
-        nisa.tensor_scalar(
-            dst=stored, data=scaled, op0=nl.minimum, operand0=FP8_MAX, op1=nl.maximum,
-            operand1=-FP8_MAX,
-        )  # fmt: skip
-    else:
-        nisa.tensor_copy(dst=stored, src=scaled)
+    to_cache_dtype(scaled, stored)
     return stored
 
 
@@ -86,11 +80,7 @@ class CacheWriter(nl.NKIObject):
         block_size = self.caches[0].shape[2]
         slot_mapping = self.slot_mapping
         for scale in self.scales:
-            inverse = None
-            if scale is not None:
-                inverse = broadcast_row(scale)
-                nisa.reciprocal(dst=inverse, data=inverse)
-            self.inverse_scales.append(inverse)
+            self.inverse_scales.append(inverse_scales(scale))
         full_tiles = num_tokens // PARTITIONS
         rest = num_tokens - full_tiles * PARTITIONS
         if full_tiles > 0:
@@ -132,11 +122,21 @@ def write_kv_cache_kernel(
     slot_mapping: nl.NkiTensor,  # [T] int32
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
+    key_tokens: nl.NkiTensor | None = None,  # plan of key_write_plan.py, with which the K cache
+    key_blocks: nl.NkiTensor | None = None,  # is [num_blocks, KV, d, block_size]
+    key_rest: nl.NkiTensor | None = None,
+    num_key_rest: nl.NkiTensor | None = None,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Store k and v through slot_mapping; returns the caches."""
     assert k.shape == v.shape, "k and v must have one shape"
-    assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
-    writer = CacheWriter([k, v], [k_cache, v_cache], slot_mapping, [k_scales, v_scales])
+    chunks, caches, scales = [k, v], [k_cache, v_cache], [k_scales, v_scales]
+    keys = key_writer(k, k_cache, k_scales, key_tokens, key_blocks, key_rest, num_key_rest)
+    if keys is None:
+        assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
+    else:
+        chunks, caches, scales = [v], [v_cache], [v_scales]
+        keys.write()
+    writer = CacheWriter(chunks, caches, slot_mapping, scales)
     writer.prepare()
     writer.finish()
     return k_cache, v_cache

@@ -5,7 +5,8 @@ KV heads (head h reads KV head h // (H / KV)), d the head size:
 
     q                 [H, S, d];  paged_decode: [B, H, T, d]
     k, v              [KV, S, d]        the chunk's own keys and values, unquantised
-    k_cache, v_cache  [num_blocks, KV, block_size, d]
+    k_cache, v_cache  [num_blocks, KV, block_size, d];  with k_pre_transposed the K cache is
+                      [num_blocks, KV, d, block_size]
     block_table       [max_blocks] int32, -1 = these keys are absent;  decode: [B, max_blocks]
     slot_mapping      [S] int32, -1 = the token is not written
     sinks             [H]               a logit that joins the softmax sum once, without a value
@@ -56,6 +57,7 @@ def padded_prefill(
     sinks: Array | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
+    k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
 ) -> tuple[Float64, Array, Array]:
@@ -69,7 +71,10 @@ def padded_prefill(
         q, k, v, nothing, nothing, no_blocks, 0, num_tokens,
         scale=scale, sliding_window=sliding_window, sinks=sinks,
     )  # fmt: skip
-    write_kv_cache(k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
+    write_kv_cache(
+        k, v, k_cache, v_cache, slot_mapping,
+        k_scale=k_scale, v_scale=v_scale, k_pre_transposed=k_pre_transposed,
+    )  # fmt: skip
     return out, k_cache, v_cache
 
 
@@ -89,11 +94,13 @@ def segmented_attention(
     sinks: Array | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
+    k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
 ) -> Float64:
     """Attention of a chunk over `prior_tokens` cached tokens and itself. Returns out [H, S, d]."""
     num_q_heads, _, head_dim = q.shape
+    k_cache = _by_row(k_cache, k_pre_transposed)
     group = queries_per_kv_head(num_q_heads, k.shape[0])
     out = np.zeros(q.shape)
     for head in range(num_q_heads):
@@ -126,6 +133,7 @@ def paged_decode(
     sinks: Array | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
+    k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
 ) -> Float64:
@@ -136,6 +144,7 @@ def paged_decode(
     position context_lens[b] - query_lens[b] + t. Returns out [B, H, T, d].
     """
     num_requests, num_q_heads, num_queries, head_dim = q.shape
+    k_cache = _by_row(k_cache, k_pre_transposed)
     group = queries_per_kv_head(num_q_heads, k_cache.shape[1])
     out = np.zeros(q.shape)
     for request in range(num_requests):
@@ -163,13 +172,15 @@ def write_kv_cache(
     *,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
+    k_pre_transposed: bool = False,
 ) -> tuple[Array, Array]:
     """Store row t of k and v in slot slot_mapping[t] of the caches, in place; return the caches.
 
     Stored value = value / scale, for an fp8 cache held within +-240, rounded to the cache's dtype.
     """
-    block_size = k_cache.shape[2]
-    for rows, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+    block_size = v_cache.shape[2]
+    k_rows = _by_row(k_cache, k_pre_transposed)
+    for rows, cache, scale in ((k, k_rows, k_scale), (v, v_cache, v_scale)):
         divisor = _per_kv_head(scale, cache.shape[1])[:, None]
         for token, slot in enumerate(slot_mapping.tolist()):
             if slot == PAD_SLOT_ID:
@@ -180,6 +191,11 @@ def write_kv_cache(
                 stored = np.clip(stored, -FP8_MAX, FP8_MAX)
             cache[block, :, offset] = stored.astype(cache.dtype)
     return k_cache, v_cache
+
+
+def _by_row(k_cache: Array, k_pre_transposed: bool) -> Array:
+    """A view of the K cache as [num_blocks, KV, block_size, d]."""
+    return k_cache.swapaxes(2, 3) if k_pre_transposed else k_cache
 
 
 def _cached_rows(

@@ -45,6 +45,9 @@ def make_call(kernel: str, dtype: npt.DTypeLike, *, fp8: bool = False, every: bo
     )  # fmt: skip
     caches = [paged.k_cache, paged.v_cache]
     options: dict[str, Any] = {}
+    if every and kernel != "paged_decode":
+        caches[0] = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
+        options["k_pre_transposed"] = True
     if kernel != "write_kv_cache" and every:
         sinks = rng.uniform(-3, 3, heads).astype(np.float32)
         options.update(scale=0.2, sliding_window=90, sinks=sinks, softmax="exact", lnc=2)

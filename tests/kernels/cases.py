@@ -35,19 +35,25 @@ class Options:
     fp8: type | None
     per_head_scales: bool
     lnc: int
+    k_pre_transposed: bool
+
+    def stored_keys(self, k_cache: Array) -> Array:
+        """A K cache [num_blocks, KV, block_size, d] in the layout of these options."""
+        return np.ascontiguousarray(k_cache.swapaxes(2, 3)) if self.k_pre_transposed else k_cache
 
     def cache_dtype(self, dtype: npt.DTypeLike) -> npt.DTypeLike:
         """The caches' dtype; fp8 goes with 16-bit queries only."""
         return self.fp8 if self.fp8 is not None and np.dtype(dtype).itemsize == 2 else dtype
 
     def scales(self, rng: np.random.Generator, num_kv_heads: int, dtype: npt.DTypeLike) -> Any:
-        """k_scale and v_scale for these caches."""
+        """k_scale, v_scale and k_pre_transposed for these caches."""
+        layout = {"k_pre_transposed": self.k_pre_transposed}
         if self.cache_dtype(dtype) is dtype:
-            return {}
+            return layout
         if self.per_head_scales:
             pair = rng.uniform(0.02, 0.5, (2, num_kv_heads)).astype(np.float32)
-            return {"k_scale": pair[0], "v_scale": pair[1]}
-        return {"k_scale": 0.25, "v_scale": 0.1}
+            return {"k_scale": pair[0], "v_scale": pair[1], **layout}
+        return {"k_scale": 0.25, "v_scale": 0.1, **layout}
 
     def arguments(self, rng: np.random.Generator, num_q_heads: int) -> dict[str, Any]:
         """Keyword arguments, reference and kernel alike."""
@@ -62,6 +68,7 @@ options = st.builds(
     fp8=st.sampled_from([None, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3]),
     per_head_scales=st.booleans(),
     lnc=st.sampled_from([1, 2]),
+    k_pre_transposed=st.booleans(),
 )
 
 

@@ -71,6 +71,7 @@ def check(
     heads=gqa,
     tiles=st.integers(1, 5),
     data=st.data(),
+    in_order=st.booleans(),
     d=head_dims,
     block_size=block_sizes,
     dtype=dtypes,
@@ -82,6 +83,7 @@ def test_equals_the_reference(
     heads: tuple[int, int],
     tiles: int,
     data: st.DataObject,
+    in_order: bool,
     d: int,
     block_size: int,
     dtype: npt.DTypeLike,
@@ -94,8 +96,10 @@ def test_equals_the_reference(
     q, k, v, k_cache, v_cache, slots = chunk(
         rng, heads, tiles * 128, n, d, block_size, dtype, cache_dtype
     )
+    if in_order:
+        slots[:n] = np.arange(n) + int(rng.integers(0, block_size))
     check(
-        q, k, v, (k_cache, v_cache), slots, n, scale=scale,
+        q, k, v, (options.stored_keys(k_cache), v_cache), slots, n, scale=scale,
         **options.arguments(rng, heads[0]), **options.scales(rng, heads[1], dtype),
     )  # fmt: skip
 

@@ -26,7 +26,8 @@ from segattn.tests.kernels.cases import (
     num_tokens=st.integers(1, 300) | st.sampled_from([1, 127, 128, 129, 256]),
     d=head_dims,
     block_size=block_sizes,
-    padding=st.floats(0, 1),
+    padding=st.just(0.0) | st.floats(0, 1),
+    in_order=st.booleans(),
     dtype=st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]),
     options=options,
 )
@@ -37,19 +38,24 @@ def test_writes_exactly_the_slots(
     d: int,
     block_size: int,
     padding: float,
+    in_order: bool,
     dtype: npt.DTypeLike,
     options: Options,
 ) -> None:
     rng = np.random.default_rng(seed)
+    skipped = int(rng.integers(0, block_size))
     num_blocks = -(-num_tokens // block_size) + 2
     shape = (num_blocks, num_kv_heads, block_size, d)
     slots = rng.permutation(num_blocks * block_size)[:num_tokens].astype(np.int32)
+    if in_order:
+        slots = np.arange(skipped, skipped + num_tokens, dtype=np.int32)
     slots[rng.random(num_tokens) < padding] = -1
     k, v = (rng.standard_normal((num_kv_heads, num_tokens, d)) * 20 for _ in range(2))
     k, v = k.astype(dtype), v.astype(dtype)
     unwritten = slots == -1
     k[:, unwritten], v[:, unwritten] = (garbage(rng, k[:, unwritten].shape, dtype) for _ in "kv")
     caches = [garbage(rng, shape, options.cache_dtype(dtype)) for _ in range(2)]
+    caches[0] = options.stored_keys(caches[0])
     expected = [cache.copy() for cache in caches]
     scales = options.scales(rng, num_kv_heads, dtype)
     reference.write_kv_cache(k, v, expected[0], expected[1], slots, **scales)

@@ -78,6 +78,12 @@ def test_a_skipped_row_costs_its_slot_and_moves_nothing() -> None:
     assert moved.engine_ns == pytest.approx(16 * [8 * (9 + 0.75 * 256 / 24.5)])
 
 
+def test_a_scalar_offset_that_is_out_of_bounds_moves_nothing() -> None:
+    moved = cost(tile(128, 128), hbm(128, 128), tile(1, 1, "int32"), skipped_rows=128)
+    assert (moved.nbytes, moved.hbm_bytes) == (0, 0)
+    assert moved.engine_ns == pytest.approx(16 * [8 * 9])
+
+
 def test_skipped_rows_without_an_indirect_side_are_refused() -> None:
     with pytest.raises(ValueError, match="skips 1 rows but is not indirect"):
         cost(tile(128, 128), hbm(128, 128), skipped_rows=1)

@@ -65,6 +65,27 @@ def test_an_absent_block_inside_the_prior_is_no_key() -> None:
     np.testing.assert_allclose(out, [[[0, 0.5, 0.5]]], rtol=1e-15)
 
 
+def test_keys_of_a_pre_transposed_cache_are_its_columns() -> None:
+    # One block of two tokens with the keys (0, ln 3) and (0, 0); the query sees only feature 1.
+    k_cache = np.array([[[[7.0, 9.0], [np.log(3.0), 0.0]]]])  # [1, 1, d, block_size]
+    v_cache = np.array([[[[1.0, 0.0], [0.0, 1.0]]]])
+    q = np.array([[[0.0, 1.0]]])
+    out = paged_decode(
+        q[None], k_cache, v_cache, np.zeros((1, 1), np.int32), np.array([2], np.int32),
+        scale=1.0, k_pre_transposed=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(out, [[[[0.75, 0.25]]]], rtol=1e-15)
+
+
+def test_writes_into_a_pre_transposed_cache_store_columns() -> None:
+    k = np.array([[[1.0, 2.0, 3.0]]])
+    k_cache, v_cache = np.zeros((2, 1, 3, 4)), np.zeros((2, 1, 4, 3))
+    write_kv_cache(k, k, k_cache, v_cache, np.array([6], np.int32), k_pre_transposed=True)
+    np.testing.assert_array_equal(k_cache[1, 0, :, 2], [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(v_cache[1, 0, 2], [1.0, 2.0, 3.0])
+    assert np.count_nonzero(k_cache) == 3
+
+
 def test_fp8_rows_are_multiplied_by_their_scale() -> None:
     shape = (1, 2, 1, 1)
     k_cache = np.ones(shape, ml_dtypes.float8_e4m3fn)

@@ -69,7 +69,7 @@ def transfer(record: Dma, c: CostConstants) -> Transfer:
         engine_ns += time
     hbm_bytes = sum(a.nbytes for a in (*sources, dst) if a.buffer == "hbm")
     if record.skipped_rows:
-        moved = 1 - record.skipped_rows / _indirect_rows(record)
+        moved = _moved_share(record)
         nbytes, hbm_bytes = int(nbytes * moved), int(hbm_bytes * moved)
     if record.transpose:
         if sources[0].on_chip and dst.on_chip:
@@ -91,10 +91,16 @@ def _num_sources(record: Dma) -> int:
     return sum(a.num_elements == size for a in record.reads)
 
 
-def _indirect_rows(record: Dma) -> int:
+def _moved_share(record: Dma) -> float:
+    """Share of the bytes that is not skipped; a scalar offset skips all rows or none."""
+    skipped = record.skipped_rows
+    if not skipped:
+        return 1.0
     for access in (record.reads[0], record.writes[0]):
         if access.indirect:
-            return access.shape[0]
+            return 1 - skipped / access.shape[0]
+    if skipped == record.writes[0].shape[0]:
+        return 0.0
     raise ValueError(f"{record.opcode} skips {record.skipped_rows} rows but is not indirect")
 
 
@@ -124,7 +130,7 @@ def _one_source(
         share = np.full(NUM_ENGINES, 1 / NUM_ENGINES)
     else:
         share = np.bincount(engines, minlength=NUM_ENGINES) / len(engines)
-    moved = 1 - record.skipped_rows / _indirect_rows(record) if record.skipped_rows else 1.0
+    moved = _moved_share(record)
     # A skipped row still takes its descriptor's slot (assumed).
     time = count * (c.dma_descriptor_ns + moved * piece / c.dma_engine_rate)
     return count, share * time

@@ -166,7 +166,7 @@ def _dynamic_copy(me: str, dst: NkiTensor, src: NkiTensor, skip: bool) -> int:
             view = resolve(t, me)
             if view is None:
                 if skip:
-                    return 1
+                    return dst.shape[0]
                 raise out_of_bounds(t, me, operand)
             if t is src:
                 source = view
