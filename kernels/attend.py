@@ -12,6 +12,7 @@ from .loading import (
 )
 from .masks import chunk_masks
 from .paged_cache import PagedSegments
+from .share_padding import Condition
 from .softmax import (
     ScoreScale,
     SoftmaxState,
@@ -116,11 +117,7 @@ def scale_values(state: SoftmaxState, factor: nl.NkiTensor) -> None:
 
 
 class ExactShare(nl.NKIObject):
-    """One share with the exact softmax, always or only if a flag is set.
-
-    The conditional form runs each part in a loop of `flag` iterations, one after the other:
-    dynamic loops are not nested.
-    """
+    """One share with the exact softmax, if a condition holds."""
 
     def __init__(
         self,
@@ -128,18 +125,14 @@ class ExactShare(nl.NKIObject):
         d: int,
         dtype: str,
         valid: nl.NkiTensor,  # [128, tiles of the share] uint8
-        flag: nl.NkiTensor | None,  # [1, 1] int32 SBUF; None: always
+        condition: Condition,
     ) -> None:
         tiles = share.num_heads * len(share.row_tiles)
         self.share = share
         self.valid = valid
-        self.flag = flag
+        self.condition = condition
         self.queries = new_columns(tiles, d, dtype)
         self.state = new_state(PARTITIONS, tiles, d)
-        self.repeat: nisa.VirtualRegister | None = None
-        if flag is not None:
-            self.repeat = nisa.register_alloc()
-            nisa.register_load(self.repeat, flag)
 
     def attend_chunk(
         self,
@@ -169,16 +162,14 @@ class ExactShare(nl.NKIObject):
             if value_scale is not None:
                 scale_values(self.state, value_scale)
 
-        if self.repeat is None:
-            chunk(0)
-        else:
-            nl.fori_loop(0, self.repeat, chunk)
+        self.condition.run(chunk)
 
     def end_of(self, count: nl.NkiTensor) -> nisa.VirtualRegister:
         """The [1, 1] int32 count as a loop bound, 0 if the share does not run."""
-        if self.flag is not None:
+        flag = self.condition.flag
+        if flag is not None:
             product = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-            nisa.tensor_tensor(dst=product, data1=count, data2=self.flag, op=nl.multiply)
+            nisa.tensor_tensor(dst=product, data1=count, data2=flag, op=nl.multiply)
             count = product
         end = nisa.register_alloc()
         nisa.register_load(end, count)
@@ -191,7 +182,4 @@ class ExactShare(nl.NKIObject):
             normalise(self.state.acc, self.state.row_sum, value_scale)
             store_state(out, self.share, self.state, self.valid)
 
-        if self.repeat is None:
-            last(0)
-        else:
-            nl.fori_loop(0, self.repeat, last)
+        self.condition.run(last)

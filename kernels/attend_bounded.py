@@ -9,17 +9,15 @@ from .chunk_stream import ChunkStream
 from .prior_stream import MANY_BLOCKS, PriorStream
 from .shift_estimate import estimate_shift
 from .tile_schedule import PARTITIONS, Share
-from .write_kv_cache_nki import CacheWriter
 
 
 def attend_first_blocks(
     rows: BoundedRows,
     chunk: ChunkStream,
-    tile_valid: nl.NkiTensor,  # [128, tiles] uint8: real rows of the share
     num_blocks: int,
     prior: PriorStream | None,  # whose first segments are prepared beside
     result: BoundedResult | None,  # that stores blocks beside later ones, without a prior
-    writer: CacheWriter | None,  # that stores the chunk beside
+    beside: list[Any],  # other work, with steps; not finished here
 ) -> None:
     """The first blocks of a share over the chunk; query columns of all blocks."""
     ones = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
@@ -30,17 +28,16 @@ def attend_first_blocks(
     nisa.activation(dst=number, op=nl.exp, data=number)
     if prior is not None:
         prior.fetch_first()
-    chunk.tile_valid = tile_valid
     chunk.finish_sample()
     first = rows.row_tile(0) * PARTITIONS
-    estimate_shift(rows, chunk.keys[:, first : first + PARTITIONS], ones)
+    estimate_shift(rows, chunk.chunk.keys[:, first : first + PARTITIONS], ones)
     others: list[Any] = []
     if prior is not None:
         prior.fetch_others()
         for segment in prior.first_segments:
             others.append(segment)
-    if writer is not None:
-        writer.prepare()
+    for work in beside:
+        work.prepare()
     chunk.load_rest()
     rows.clear_from(num_blocks)
     # With many blocks what they need comes first: DVE has time for the prior later.
@@ -54,12 +51,11 @@ def attend_first_blocks(
         rows.result = result
         rows.beside[0].append(result)
         others.append(result)
-    if writer is not None:
-        rows.beside.append([writer])
-        others.append(writer)
+    for work in beside:
+        rows.beside.append([work])
     for block in range(num_blocks):
         chunk.finish_upto(block)
-        rows.attend_chunk(chunk.keys, chunk.values, block, False)
+        rows.attend_chunk(chunk.chunk.keys, chunk.chunk.values, block, False)
     rows.drain()
     chunk.finish_upto(rows.num_blocks - 1)
     for work in others:
@@ -75,7 +71,7 @@ def attend_last_blocks(
     rows.result = result
     rows.beside = [[result]]
     for block in range(num_first, rows.num_blocks):
-        rows.attend_chunk(chunk.keys, chunk.values, block, True)
+        rows.attend_chunk(chunk.chunk.keys, chunk.chunk.values, block, True)
     rows.drain()
     result.finish()
 
@@ -102,14 +98,16 @@ def blocks_before_prior(rows: BoundedRows) -> int:
     return block
 
 
-def share_valid(valid: nl.NkiTensor, share: Share) -> nl.NkiTensor:
-    """[128, tiles] uint8 from valid_rows: real rows of a share, tile i * num_heads + h."""
+def share_valid(
+    valid: nl.NkiTensor,  # [128, row tiles of the share] uint8, from valid_rows
+    share: Share,
+    every: nl.NkiTensor,  # [128, tiles] uint8, result
+) -> None:
+    """Real rows of a share, tile i * num_heads + h."""
     tiles = len(share.row_tiles)
-    every = nl.ndarray((PARTITIONS, tiles * share.num_heads), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(
         dst=every, src=valid.ap([[tiles, PARTITIONS], [1, tiles], [0, share.num_heads]])
     )
-    return every
 
 
 def share_sinks(sinks: nl.NkiTensor | None, share: Share) -> nl.NkiTensor | None:
@@ -144,9 +142,17 @@ def new_flags(num_q_heads: int) -> nl.NkiTensor:
     return flags
 
 
-def set_flag(flags: nl.NkiTensor, share: Share, flag: nl.NkiTensor) -> None:
+def new_flag() -> nl.NkiTensor:
+    """[1, 1] int32 SBUF, zero."""
+    flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=flag, value=0, engine=nisa.engine.gpsimd)
+    return flag
+
+
+def add_flag(flags: nl.NkiTensor, share: Share, flag: nl.NkiTensor) -> None:
     """Note a share's flag [1, 1] at its first head."""
-    nisa.tensor_copy(dst=flags[:, share.first_head : share.first_head + 1], src=flag)
+    own = flags[:, share.first_head : share.first_head + 1]
+    nisa.tensor_tensor(dst=own, data1=own, data2=flag, op=nl.maximum)
 
 
 def store_flags(flags: nl.NkiTensor, core: int, num_cores: int) -> nl.NkiTensor:

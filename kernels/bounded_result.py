@@ -165,8 +165,10 @@ class BoundedResult(nl.NKIObject):
                 src=self.results[piece][:, begin : begin + count * heads * d],
             )
 
-    def flag(self) -> nl.NkiTensor:
-        """[1, 1] int32: 1 if a real row has an inaccurate sum or a result is not finite."""
+    def write_flag(self, flag: nl.NkiTensor) -> None:
+        """Set flag [1, 1] int32 to 1 if a real row has an inaccurate sum or a result is not finite,
+        else to 0.
+        """
         # Where the sum is finite and accurate, 0 * sum = 0 = inaccurate.
         right = nl.ndarray(self.result_sum.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -176,8 +178,6 @@ class BoundedResult(nl.NKIObject):
         worst = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=worst, op=nl.minimum, data=right, axis=1, keepdims=True)
         number = self.rows.over_partitions(worst, nl.minimum)
-        flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_scalar(
             dst=flag, data=number, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
         )
-        return flag

@@ -2,7 +2,8 @@
 
 A *piece* is BLOCK_TILES tiles of the keys or of the values, or a block of the share's queries.
 Blocks are computed in order, the first rows first, so that a block needs few pieces more than the
-one before; they are made one block ahead, in small steps between macros.
+one before; they are made one block ahead, in small steps between macros. Keys and values stay for
+the later shares of their KV head.
 """
 
 from .backend import nisa, nl
@@ -11,34 +12,100 @@ from .loading import RowTiles, each_element, row_tile_view, runs_of, zero_rows
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
 
 
-class ChunkStream(nl.NKIObject):
-    """Key columns, values and query columns of a share, piece by piece."""
+class ChunkKeys(nl.NKIObject):
+    """Key columns and values of a KV head's chunk, piece by piece."""
 
     def __init__(
         self,
-        rows: BoundedRows,
-        q: nl.NkiTensor,  # [H, S, d] HBM
         k: nl.NkiTensor,  # [KV, S, d] HBM
         v: nl.NkiTensor,  # [KV, S, d] HBM
         kv_head: int,
         every_valid: nl.NkiTensor,  # [128, S / 128] uint8: real rows of the chunk
     ) -> None:
-        d = k.shape[2]
-        share = rows.share
-        self.rows = rows
+        _, num_rows, d = k.shape
+        self.k = k
+        self.v = v
+        self.kv_head = kv_head
         self.every_valid = every_valid
-        # [128, tiles] uint8: real rows of the share, to be set before the first step.
-        self.tile_valid = every_valid
-        # The share sees no keys beyond its last row tile.
-        self.num_keys = share.row_tiles[len(share.row_tiles) - 1] + 1
-        self.keys = nl.ndarray((d, self.num_keys * PARTITIONS), dtype=k.dtype, buffer=nl.sbuf)
+        self.d = d
+        self.num_tiles = num_rows // PARTITIONS
+        self.keys = nl.ndarray((d, num_rows), dtype=k.dtype, buffer=nl.sbuf)
         self.values = nl.ndarray(
-            (PARTITIONS, self.num_keys * (d + 1)), dtype=v.dtype, buffer=nl.sbuf
+            (PARTITIONS, self.num_tiles * (d + 1)), dtype=v.dtype, buffer=nl.sbuf
         )
-        self.k_rows = nl.ndarray((PARTITIONS, self.num_keys * d), dtype=k.dtype, buffer=nl.sbuf)
-        self.v_rows = nl.ndarray((PARTITIONS, self.num_keys * d), dtype=v.dtype, buffer=nl.sbuf)
-        self.q_rows = nl.ndarray((PARTITIONS, rows.num_tiles * d), dtype=q.dtype, buffer=nl.sbuf)
+        self.k_rows: list[nl.NkiTensor] = []
+        self.v_rows: list[nl.NkiTensor] = []
         self.k_real: list[nl.NkiTensor] = []
+        for _ in range(0, self.num_tiles, BLOCK_TILES):
+            shape = (PARTITIONS, BLOCK_TILES * d)
+            self.k_rows.append(nl.ndarray(shape, dtype=k.dtype, buffer=nl.sbuf))
+            self.v_rows.append(nl.ndarray(shape, dtype=v.dtype, buffer=nl.sbuf))
+            self.k_real.append(self.keys)
+        # Pieces that the shares so far have made.
+        self.made = 0
+
+    def tiles_of(self, piece: int) -> int:
+        """Tiles of a piece."""
+        return min(BLOCK_TILES, self.num_tiles - piece * BLOCK_TILES)
+
+    def load(self, piece: int) -> None:
+        """Start the loads of a piece."""
+        count = self.tiles_of(piece)
+        first = piece * BLOCK_TILES
+        for each in [(self.k, self.k_rows[piece]), (self.v, self.v_rows[piece])]:
+            hbm, rows = each
+            nisa.dma_copy(
+                dst=rows[:, 0 : count * self.d],
+                src=row_tile_view(hbm, self.kv_head, 1, first, count),
+                dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar,
+            )  # fmt: skip
+
+    def zero_padding(self, piece: int) -> None:
+        """Make the padding rows of the keys zero."""
+        count, d = self.tiles_of(piece), self.d
+        first = piece * BLOCK_TILES
+        self.k_real[piece] = zero_rows(
+            self.k_rows[piece][:, 0 : count * d],
+            each_element(self.every_valid[:, first : first + count], 1, d),
+            self.k.dtype,
+        )
+
+    def write_columns(self, piece: int, rows: BoundedRows) -> None:
+        """Key columns of a piece, through the spare PSUM of `rows`."""
+        count, d = self.tiles_of(piece), self.d
+        first = piece * MATMUL_COLUMNS
+        rows.transpose(
+            RowTiles(self.k_real[piece], d, d), 0, count,
+            self.keys[:, first : first + count * PARTITIONS],
+        )  # fmt: skip
+
+    def write_values(self, piece: int) -> None:
+        """Values of a piece, next to ones."""
+        count, d = self.tiles_of(piece), self.d
+        first = piece * BLOCK_TILES
+        values_with_ones(
+            self.v_rows[piece][:, 0 : count * d], self.every_valid[:, first : first + count],
+            self.values[:, first * (d + 1) : (first + count) * (d + 1)], 0, count,
+        )  # fmt: skip
+
+
+class ChunkStream(nl.NKIObject):
+    """Query columns of a share, and what its blocks need of the keys and values."""
+
+    def __init__(
+        self,
+        rows: BoundedRows,
+        q: nl.NkiTensor,  # [H, S, d] HBM
+        chunk: ChunkKeys,
+        tile_valid: nl.NkiTensor,  # [128, tiles] uint8: real rows of the share, written later
+    ) -> None:
+        self.rows = rows
+        self.q = q
+        self.chunk = chunk
+        self.tile_valid = tile_valid
+        self.q_rows = nl.ndarray(
+            (PARTITIONS, rows.num_tiles * rows.d), dtype=q.dtype, buffer=nl.sbuf
+        )
         self.q_real: list[nl.NkiTensor] = []
         # Steps in their order, (what, piece), and how many of them come before each block.
         self.order: list[tuple[str, int]] = []
@@ -48,26 +115,18 @@ class ChunkStream(nl.NKIObject):
         self.done = 0
         self.plan()
         self.steps = len(self.order)
-        self.hbm = [q, k, v]
-        self.kv_head = kv_head
         self.loaded = 0
-        self.load_upto(max(self.ready[0], self.before_sample))
-
-    def pieces_of_keys(self, block: int) -> int:
-        """Pieces of keys that a block and those before it need."""
-        last = self.rows.row_tile(block * BLOCK_TILES + self.rows.tiles_of(block) - 1)
-        return last // BLOCK_TILES + 1
 
     def plan(self) -> None:
         """Rows one block before columns, columns and values before their block."""
         num_blocks = self.rows.num_blocks
         sampled = (self.rows.share.num_heads - 1) // BLOCK_TILES
-        zeroed = 0
-        columns = 0
+        zeroed = self.chunk.made
+        columns = zeroed
         for block in range(-1, num_blocks):
-            needed = 0
+            needed = columns
             if block >= 0:
-                needed = self.pieces_of_keys(block)
+                needed = max(needed, self.pieces_of_keys(block))
                 for piece in range(columns, needed):
                     self.order.append(("key columns", piece))
                 self.order.append(("query columns", block))
@@ -84,6 +143,15 @@ class ChunkStream(nl.NKIObject):
             if block >= 0:
                 columns = needed
                 self.ready.append(len(self.order))
+        self.chunk.made = columns
+
+    def pieces_of_keys(self, block: int) -> int:
+        """Pieces of keys that a block and those before it need."""
+        return (self.rows.num_keys(block) + BLOCK_TILES - 1) // BLOCK_TILES
+
+    def begin(self) -> None:
+        """Start the loads that the first block and the sample need."""
+        self.load_upto(max(self.ready[0], self.before_sample))
 
     def load_rest(self) -> None:
         """Start the loads of all later blocks."""
@@ -91,28 +159,15 @@ class ChunkStream(nl.NKIObject):
 
     def load_upto(self, end: int) -> None:
         """Start the loads that the steps before `end` need, in the order of their use."""
-        q, k, v = self.hbm
         for i in range(self.loaded, end):
             what, piece = self.order[i]
             if what == "zero keys":
-                self.load_keys(k, self.kv_head, piece, self.k_rows)
-                self.load_keys(v, self.kv_head, piece, self.v_rows)
+                self.chunk.load(piece)
             elif what == "zero queries":
-                self.load_queries(q, piece)
+                self.load_queries(piece)
         self.loaded = end
 
-    def load_keys(self, hbm: nl.NkiTensor, kv_head: int, piece: int, rows: nl.NkiTensor) -> None:
-        """A piece of the keys or values."""
-        d = self.rows.d
-        first = piece * BLOCK_TILES
-        count = self.tiles_of_keys(piece)
-        nisa.dma_copy(
-            dst=rows[:, first * d : (first + count) * d],
-            src=row_tile_view(hbm, kv_head, 1, first, count),
-            dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar,
-        )  # fmt: skip
-
-    def load_queries(self, q: nl.NkiTensor, block: int) -> None:
+    def load_queries(self, block: int) -> None:
         """The row tiles that a block is the first to need, all heads of them."""
         share = self.rows.share
         width = share.num_heads * self.rows.d
@@ -125,54 +180,36 @@ class ChunkStream(nl.NKIObject):
                 nisa.dma_copy(
                     dst=self.q_rows[:, tile * width : (tile + length) * width],
                     src=row_tile_view(
-                        q, share.first_head, share.num_heads, share.row_tiles[tile], length
+                        self.q, share.first_head, share.num_heads, share.row_tiles[tile], length
                     ),
                 )
-
-    def tiles_of_keys(self, piece: int) -> int:
-        """Tiles of a piece of the keys."""
-        return min(BLOCK_TILES, self.num_keys - piece * BLOCK_TILES)
 
     def step(self) -> None:
         """The next step."""
         what, piece = self.order[self.done]
-        d = self.rows.d
-        first = piece * BLOCK_TILES
+        rows, d = self.rows, self.rows.d
         if what == "zero keys":
-            end = first + self.tiles_of_keys(piece)
-            self.k_real.append(
-                zero_rows(
-                    self.k_rows[:, first * d : end * d],
-                    each_element(self.every_valid[:, first:end], 1, d),
-                    self.k_rows.dtype,
-                )
-            )
+            self.chunk.zero_padding(piece)
+        elif what == "key columns":
+            self.chunk.write_columns(piece, rows)
+        elif what == "values":
+            self.chunk.write_values(piece)
         elif what == "zero queries":
-            end = first + self.rows.tiles_of(piece)
+            first = piece * BLOCK_TILES
+            end = first + rows.tiles_of(piece)
             self.q_real.append(
                 zero_rows(
                     self.q_rows[:, first * d : end * d],
                     each_element(self.tile_valid[:, first:end], 1, d),
-                    self.q_rows.dtype,
+                    self.q.dtype,
                 )
             )
-        elif what == "key columns":
-            count = self.tiles_of_keys(piece)
-            self.rows.transpose(
-                RowTiles(self.k_real[piece], d, d), 0, count,
-                self.keys[:, first * PARTITIONS : (first + count) * PARTITIONS],
-            )  # fmt: skip
-        elif what == "query columns":
-            count = self.rows.tiles_of(piece)
-            begin = piece * MATMUL_COLUMNS
-            self.rows.transpose(
-                RowTiles(self.q_real[piece], d, d), 0, count,
-                self.rows.queries[:, begin : begin + count * PARTITIONS],
-            )  # fmt: skip
         else:
-            values_with_ones(
-                self.v_rows, self.every_valid[:, 0 : self.num_keys], self.values, first,
-                self.tiles_of_keys(piece),
+            count = rows.tiles_of(piece)
+            begin = piece * MATMUL_COLUMNS
+            rows.transpose(
+                RowTiles(self.q_real[piece], d, d), 0, count,
+                rows.queries[:, begin : begin + count * PARTITIONS],
             )  # fmt: skip
         self.done = self.done + 1
 

@@ -44,6 +44,7 @@ from .validation import (
     check_count,
     check_dtypes,
     check_integers,
+    check_padding_slots,
     check_scale,
     check_segment_size,
     check_shape,
@@ -95,6 +96,7 @@ def padded_prefill(
     check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
     count = check_count("num_tokens", num_tokens, q_.shape[1])
+    check_padding_slots(slots, count)
     window = check_window(sliding_window)
     mode = check_softmax(softmax, q_, window)
     before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []

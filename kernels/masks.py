@@ -4,21 +4,31 @@ Positions are exact in fp32: they stay far below 2**24.
 """
 
 from .backend import nisa, nl
-from .tile_schedule import MACRO_TILES, PARTITIONS
+from .tile_schedule import MACRO_TILES, PARTITIONS, Share
 
 
-def valid_rows(num_tokens: nl.NkiTensor, row_tiles: list[int]) -> nl.NkiTensor:
+def valid_rows(num_tokens: nl.NkiTensor, num_tiles: int) -> nl.NkiTensor:
     """[128, tiles] uint8: row tile * 128 + p is one of the `num_tokens` [128, 1] real ones."""
-    tiles = len(row_tiles)
-    rows = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
-    if row_tiles[tiles - 1] == tiles - 1:
-        nisa.iota(rows, [[PARTITIONS, tiles]], offset=0, channel_multiplier=1)
-    else:
-        for i in range(tiles):
-            first = row_tiles[i] * PARTITIONS
-            nisa.iota(rows[:, i : i + 1], [[1, 1]], offset=first, channel_multiplier=1)
-    valid = nl.ndarray((PARTITIONS, tiles), dtype=nl.uint8, buffer=nl.sbuf)
+    rows = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(rows, [[PARTITIONS, num_tiles]], offset=0, channel_multiplier=1)
+    valid = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=valid, data=rows, op0=nl.less, operand0=num_tokens)
+    return valid
+
+
+def share_rows(
+    every_valid: nl.NkiTensor,  # [128, S / 128] uint8
+    share: Share,
+) -> nl.NkiTensor:
+    """The columns of a share's row tiles, [128, tiles] uint8."""
+    row_tiles = share.row_tiles
+    first, last = row_tiles[0], row_tiles[len(row_tiles) - 1]
+    if last - first + 1 == len(row_tiles):
+        return every_valid[:, first : last + 1]
+    valid = nl.ndarray((PARTITIONS, len(row_tiles)), dtype=nl.uint8, buffer=nl.sbuf)
+    for i in range(len(row_tiles)):
+        tile = row_tiles[i]
+        nisa.tensor_copy(dst=valid[:, i : i + 1], src=every_valid[:, tile : tile + 1])
     return valid
 
 

@@ -38,22 +38,26 @@ below 1e9. Bounded: relative L2 error within 1.15 of an exact maximum with bf16 
 check on the row sums passes (bounded.py, bounded_result.py).
 """
 
+from typing import Any
+
 from .attend import ExactShare
 from .attend_bounded import (
+    add_flag,
     attend_first_blocks,
+    new_flag,
     new_flags,
-    set_flag,
     share_sinks,
     share_valid,
     store_flags,
 )
-from .backend import nki, nl
+from .backend import nisa, nki, nl
 from .bounded import BoundedRows
 from .bounded_result import BoundedResult
-from .chunk_stream import ChunkStream
+from .chunk_stream import ChunkKeys, ChunkStream
 from .loading import broadcast_row, element_bytes
-from .masks import valid_rows
-from .tile_schedule import PARTITIONS, core_shares
+from .masks import share_rows, valid_rows
+from .share_padding import Condition, ZeroRows, as_flag, real_rows
+from .tile_schedule import PARTITIONS, Share, core_shares
 from .transposed_key_writer import key_writer
 from .write_kv_cache_nki import CacheWriter
 
@@ -78,6 +82,34 @@ def chunk_writer(
     return CacheWriter([chunks[own]], [caches[own]], slot_mapping, [scales[own]])
 
 
+def attend_bounded(
+    share: Share,
+    q: nl.NkiTensor,  # [H, S, d] HBM
+    keys: ChunkKeys,
+    own_valid: nl.NkiTensor,  # [128, row tiles of the share] uint8
+    scale: float,
+    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
+    is_real: Condition,
+    out: nl.NkiTensor,  # [H, S, d] HBM, result
+    failed: nl.NkiTensor,  # [1, 1] int32, result
+    beside: list[Any],  # work that the share's macros leave time for
+) -> None:
+    """A share with the bounded softmax."""
+    rows = BoundedRows(share, q.shape[2], q.dtype, scale)
+
+    tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
+    chunk = ChunkStream(rows, q, keys, tile_valid)
+    result = BoundedResult(rows, out, tile_valid, sinks, 1.0)
+
+    def attend(i: nisa.VirtualRegister | int) -> None:
+        chunk.begin()
+        share_valid(own_valid, share, tile_valid)
+        attend_first_blocks(rows, chunk, rows.num_blocks, None, result, beside)
+        result.write_flag(failed)
+
+    is_real.run(attend)
+
+
 @nki.jit
 def padded_prefill_kernel(
     q: nl.NkiTensor,  # [H, S, d]
@@ -85,7 +117,7 @@ def padded_prefill_kernel(
     v: nl.NkiTensor,  # [KV, S, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], changed in place
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], changed in place
-    slot_mapping: nl.NkiTensor,  # [S] int32
+    slot_mapping: nl.NkiTensor,  # [S] int32, -1 from num_tokens on
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     scale: float,
     window: int | None,
@@ -108,37 +140,48 @@ def padded_prefill_kernel(
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
-    chunks, caches, scales = [k, v], [k_cache, v_cache], [k_scales, v_scales]
+    parts, caches, scales = [k, v], [k_cache, v_cache], [k_scales, v_scales]
     if key_tokens is not None:
-        chunks, caches, scales = [v], [v_cache], [v_scales]
-    writer = chunk_writer(chunks, caches, slot_mapping, scales, core, num_cores)
-    every_tile: list[int] = []
-    for tile in range(num_tiles):
-        every_tile.append(tile)
+        parts, caches, scales = [v], [v_cache], [v_scales]
+    writer = chunk_writer(parts, caches, slot_mapping, scales, core, num_cores)
     real = broadcast_row(num_tokens)
-    every_valid = valid_rows(real, every_tile)
+    every_valid = valid_rows(real, num_tiles)
     every_sink = None
     if sinks is not None:
         every_sink = broadcast_row(sinks)
     flags = new_flags(num_q_heads)
     size = element_bytes(q.dtype)
-    for share in core_shares(num_q_heads, group, num_tiles, size, core, num_cores):
+    shares = core_shares(num_q_heads, group, num_tiles, size, core, num_cores)
+    zeros = ZeroRows(out, shares, 0, group)
+    chunks: list[ChunkKeys] = []
+    for share in shares:
         kv_head = share.first_head // group
-        failed = None
-        own_valid = every_valid
-        if len(share.row_tiles) < num_tiles:
-            own_valid = valid_rows(real, share.row_tiles)
+        if zeros.first_head != kv_head * group:
+            zeros = ZeroRows(out, shares, kv_head * group, group)
+        if softmax != "exact" and not share.may_be_padding:
+            chunks.append(ChunkKeys(k, v, kv_head, every_valid))
+        own_valid = share_rows(every_valid, share)
+        is_real = Condition(None)
+        if share.may_be_padding:
+            is_real = Condition(as_flag(real_rows(real, share)))
+            zeros.finish()
+        fallback = is_real
         if softmax != "exact":
-            rows = BoundedRows(share, d, q.dtype, scale)
-            chunk = ChunkStream(rows, q, k, v, kv_head, every_valid)
-            tile_valid = share_valid(own_valid, share)
-            result = BoundedResult(rows, out, tile_valid, share_sinks(every_sink, share), 1.0)
-            attend_first_blocks(rows, chunk, tile_valid, rows.num_blocks, None, result, writer)
-            flag = result.flag()
-            set_flag(flags, share, flag)
-            failed = flag
+            failed = new_flag()
+            beside: list[Any] = []
+            if not share.may_be_padding:
+                beside.append(zeros)
+            if writer is not None and writer.stored_tiles() >= share.row_tiles[0]:
+                beside.append(writer)
+            chunk = chunks[len(chunks) - 1]
+            attend_bounded(
+                share, q, chunk, own_valid, scale, share_sinks(every_sink, share), is_real, out,
+                failed, beside,
+            )  # fmt: skip
+            add_flag(flags, share, failed)
+            fallback = Condition(failed)
         if softmax != "bounded":
-            exact = ExactShare(share, d, q.dtype, own_valid, failed)
+            exact = ExactShare(share, d, q.dtype, own_valid, fallback)
             exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
             exact.store(out, 1.0)
     if writer is not None:

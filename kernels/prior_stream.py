@@ -306,7 +306,6 @@ class PriorStream(nl.NKIObject):
         prior_count: nl.NkiTensor,  # [128, 1] fp32
         kv_head: int,
     ) -> None:
-        """Clears the staging tiles of the first segment and reads its table."""
         self.zero = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.zero, value=0.0, engine=nisa.engine.gpsimd)
         self.rows = rows
@@ -314,14 +313,19 @@ class PriorStream(nl.NKIObject):
         self.tail_segments = tail
         self.kv_head = kv_head
         self.whole: WholeSegments | None = None
+        self.tail: TailSegments | None = None
         # Those that are prepared before the first one is computed.
         self.first_segments: list[PreparedSegment] = []
         if whole is not None:
             self.whole = WholeSegments(rows, whole, prior_count, kv_head)
+            self.first_segments.append(self.whole.segments[0])
+
+    def begin(self) -> None:
+        """Read the table of the first segment and clear its staging tiles."""
+        if self.whole is not None:
             first = self.whole.segments[0]
             first.fetch_blocks()
             first.clear(nisa.engine.gpsimd, nisa.engine.scalar, self.zero)
-            self.first_segments.append(first)
 
     def fetch_first(self) -> None:
         """Start the gather of the first segment; ACT is still idle enough to clear the second."""
@@ -329,30 +333,38 @@ class PriorStream(nl.NKIObject):
             self.whole.segments[0].fetch_rows()
             self.whole.segments[1].clear(nisa.engine.scalar, nisa.engine.scalar, self.zero)
 
-    def fetch_others(self) -> None:
-        """Start the gathers of the tail's first segment and of the second whole one."""
+    def load_bounds(self) -> None:
+        """Loop bounds in registers, and where the tail begins."""
         whole_size = None
         if self.whole is not None:
             whole_size = self.whole.prior.segment_size
+            _, pairs = aligned_down(self.prior_count, 2 * whole_size)
+            self.pairs_end = token_register(pairs)
         self.tail = TailSegments(
             self.rows, self.tail_segments, self.prior_count, whole_size, self.kv_head
         )
-        following = self.tail.segments[0]
+        self.end = token_register(self.prior_count)
+
+    def fetch_others(self) -> None:
+        """Start the gathers of the tail's first segment and of the second whole one."""
+        if self.tail is None:
+            self.load_bounds()
+        tail = self.tail
+        assert tail is not None, "load_bounds sets it"
+        following = tail.segments[0]
         following.clear(nisa.engine.gpsimd, nisa.engine.gpsimd, self.zero)
         following.fetch()
         self.first_segments.append(following)
-        self.end = token_register(self.prior_count)
         if self.whole is not None:
             self.whole.segments[1].fetch()
-            size = self.whole.prior.segment_size
-            _, pairs = aligned_down(self.prior_count, 2 * size)
-            self.pairs_end = token_register(pairs)
 
     def attend(self, exp_scale: float | nl.NkiTensor) -> None:
         """Every block over all segments."""
+        tail = self.tail
+        assert tail is not None, "fetch_others comes first"
         if self.whole is not None:
-            self.whole.attend(self.pairs_end, self.tail.walk.start, exp_scale)
-        self.tail.attend(self.end, exp_scale)
+            self.whole.attend(self.pairs_end, tail.walk.start, exp_scale)
+        tail.attend(self.end, exp_scale)
 
 
 def clear(words: nl.NkiTensor, engine: nisa.engine, zero: nl.NkiTensor) -> None:

@@ -36,14 +36,17 @@ Numerics. As padded_prefill; the running maximum is exact, so a later segment re
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
 """
 
+from typing import Any
+
 from .attend import ExactShare
 from .attend_bounded import (
+    add_flag,
     attend_first_blocks,
     attend_last_blocks,
     blocks_before_prior,
+    new_flag,
     new_flags,
     scale_values_bounded,
-    set_flag,
     share_sinks,
     share_valid,
     store_flags,
@@ -51,11 +54,12 @@ from .attend_bounded import (
 from .backend import nisa, nki, nl
 from .bounded import BoundedRows, num_blocks_of
 from .bounded_result import BoundedResult
-from .chunk_stream import ChunkStream
+from .chunk_stream import ChunkKeys, ChunkStream
 from .loading import RowTiles, broadcast_row, element_bytes
-from .masks import from_position, valid_rows
+from .masks import from_position, share_rows, valid_rows
 from .paged_cache import PagedSegments
 from .prior_stream import TAIL_SEGMENT, PriorStream, whole_segment_size
+from .share_padding import Condition, ZeroRows, as_flag, real_rows
 from .softmax import ScoreScale, SoftmaxState, cached_scale, next_step, score_tile
 from .tile_schedule import MACRO_TILES, PARTITIONS, Share, core_shares
 
@@ -120,6 +124,51 @@ def attend_prior(
     nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
 
 
+def attend_bounded(
+    rows: BoundedRows,
+    prior: PriorStream,
+    q: nl.NkiTensor,  # [H, S, d] HBM
+    keys: ChunkKeys,
+    own_valid: nl.NkiTensor,  # [128, row tiles of the share] uint8
+    value_scale: nl.NkiTensor | None,  # [128, 1] fp32
+    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
+    exp_scale: float | nl.NkiTensor,  # of scores against cached keys
+    is_real: Condition,
+    out: nl.NkiTensor,  # [H, S, d] HBM, result
+    failed: nl.NkiTensor,  # [1, 1] int32, result
+    beside: list[Any],  # work that the share's macros leave time for
+) -> None:
+    """A share with the bounded softmax: first blocks of the chunk, prior, last blocks."""
+    share = rows.share
+    tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
+    chunk = ChunkStream(rows, q, keys, tile_valid)
+    num_first = rows.num_blocks
+    factor: float | nl.NkiTensor = 1.0
+    if value_scale is None:
+        num_first = blocks_before_prior(rows)
+    else:
+        factor = value_scale
+    result = BoundedResult(rows, out, tile_valid, sinks, factor)
+    if share.may_be_padding:
+        prior.load_bounds()
+
+    def first(i: nisa.VirtualRegister | int) -> None:
+        chunk.begin()
+        prior.begin()
+        share_valid(own_valid, share, tile_valid)
+        attend_first_blocks(rows, chunk, num_first, prior, None, beside)
+        if value_scale is not None:
+            scale_values_bounded(rows, value_scale)
+
+    def last(i: nisa.VirtualRegister | int) -> None:
+        attend_last_blocks(rows, chunk, num_first, result)
+        result.write_flag(failed)
+
+    is_real.run(first)
+    prior.attend(exp_scale)
+    is_real.run(last)
+
+
 @nki.jit
 def segmented_attention_kernel(
     q: nl.NkiTensor,  # [H, S, d]
@@ -151,9 +200,6 @@ def segmented_attention_kernel(
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
-    every_tile: list[int] = []
-    for tile in range(num_tiles):
-        every_tile.append(tile)
     real = broadcast_row(num_tokens)
     prior_count = broadcast_row(prior_tokens)
     every_sink = None
@@ -161,10 +207,10 @@ def segmented_attention_kernel(
         every_sink = broadcast_row(sinks)
     shares = core_shares(num_q_heads, group, num_tiles, element_bytes(q.dtype), core, num_cores)
     whole = None
-    num_blocks = 0
-    if len(shares) > 0:
-        num_blocks = num_blocks_of(shares[0])
-    size = whole_segment_size(kv_segment_size, v_cache.shape[2], num_blocks)
+    longest = 0
+    for share in shares:
+        longest = max(longest, num_blocks_of(share))
+    size = whole_segment_size(kv_segment_size, v_cache.shape[2], longest)
     if softmax != "exact" and kv_segment_size > TAIL_SEGMENT:
         whole = PagedSegments(k_cache, v_cache, block_table, size, 1, q.dtype, k_pre_transposed)
     tail_size = min(TAIL_SEGMENT, kv_segment_size)
@@ -176,7 +222,9 @@ def segmented_attention_kernel(
     if v_scales is not None:
         v_factor = broadcast_row(v_scales)
     flags = new_flags(num_q_heads)
-    every_valid = valid_rows(real, every_tile)
+    every_valid = valid_rows(real, num_tiles)
+    zeros = ZeroRows(out, shares, 0, group)
+    chunks: list[ChunkKeys] = []
     for share in shares:
         kv_head = share.first_head // group
         prior_scale = ScoreScale(scale, -scale)
@@ -187,35 +235,41 @@ def segmented_attention_kernel(
         if v_factor is not None:
             own_factor = v_factor[:, kv_head : kv_head + 1]
             value_scale = own_factor
-        failed = None
-        own_valid = every_valid
-        if len(share.row_tiles) < num_tiles:
-            own_valid = valid_rows(real, share.row_tiles)
+        if zeros.first_head != kv_head * group:
+            zeros = ZeroRows(out, shares, kv_head * group, group)
+        if softmax != "exact" and not share.may_be_padding:
+            chunks.append(ChunkKeys(k, v, kv_head, every_valid))
+        own_valid = share_rows(every_valid, share)
+        is_real = Condition(None)
+        own_count = prior_count
+        if share.may_be_padding:
+            real_share = real_rows(real, share)
+            is_real = Condition(as_flag(real_share))
+            zeros.finish()
+            own_count = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=own_count, data1=prior_count, data2=real_share, op=nl.multiply)
+        fallback = is_real
         if softmax != "exact":
+            failed = new_flag()
             rows = BoundedRows(share, d, q.dtype, scale)
-            chunk = ChunkStream(rows, q, k, v, kv_head, every_valid)
-            stream = PriorStream(rows, whole, tail, prior_count, kv_head)
-            tile_valid = share_valid(own_valid, share)
-            num_first = rows.num_blocks
-            if own_factor is None:
-                num_first = blocks_before_prior(rows)
-            attend_first_blocks(rows, chunk, tile_valid, num_first, stream, None, None)
-            if own_factor is not None:
-                scale_values_bounded(rows, own_factor)
-            stream.attend(prior_scale.positive)
-            own_sinks = share_sinks(every_sink, share)
-            result = BoundedResult(rows, out, tile_valid, own_sinks, value_scale)
-            attend_last_blocks(rows, chunk, num_first, result)
-            flag = result.flag()
-            set_flag(flags, share, flag)
-            failed = flag
+            stream = PriorStream(rows, whole, tail, own_count, kv_head)
+            beside: list[Any] = []
+            if not share.may_be_padding:
+                beside = [zeros]
+            chunk = chunks[len(chunks) - 1]
+            attend_bounded(
+                rows, stream, q, chunk, own_valid, own_factor, share_sinks(every_sink, share),
+                prior_scale.positive, is_real, out, failed, beside,
+            )  # fmt: skip
+            add_flag(flags, share, failed)
+            fallback = Condition(failed)
         if softmax != "bounded":
             end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
             nisa.tensor_copy(dst=end_tile, src=prior_count[0:1, :])
             prior = PagedSegments(
                 k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype, k_pre_transposed
             )
-            exact = ExactShare(share, d, q.dtype, own_valid, failed)
+            exact = ExactShare(share, d, q.dtype, own_valid, fallback)
             exact.attend_chunk(
                 q, k, v, kv_head, every_valid, window, scale, every_sink, own_factor, prior
             )

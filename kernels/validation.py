@@ -230,6 +230,17 @@ def check_slots(slot_mapping: Array, k_cache: Array) -> None:
         raise ValueError(f"slot_mapping: slot {repeated[0]} occurs twice, slots must be distinct")
 
 
+def check_padding_slots(slot_mapping: Array, num_tokens: int) -> None:
+    """The rows from num_tokens on are not stored."""
+    stored = np.flatnonzero(slot_mapping[num_tokens:] != PAD_SLOT_ID)
+    if stored.size:
+        where = num_tokens + int(stored[0])
+        raise ValueError(
+            f"slot_mapping[{where}]={slot_mapping[where]}: must be -1 from num_tokens={num_tokens} "
+            "on"
+        )
+
+
 def used_blocks(
     name: str,
     tables: Array,

@@ -107,6 +107,10 @@ class CacheWriter(nl.NKIObject):
         scatter_rows(rows, tokens, cache)
         self.done = self.done + 1
 
+    def stored_tiles(self) -> int:
+        """Tiles of 128 tokens from the first on that are stored in all caches."""
+        return self.done // len(self.chunks)
+
     def finish(self) -> None:
         """Store the tiles that are left."""
         while self.done < self.steps:
