@@ -83,6 +83,20 @@ def test_a_frame_from_before_two_resets_is_dropped() -> None:
     assert request.num_output_placeholders == 0
 
 
+def test_a_second_reset_overwrites_the_count_of_the_first() -> None:
+    # As in vLLM 0.24, where the stale token of the second step in flight counts as new.
+    scheduler = make(AsyncScheduler)
+    request = add(scheduler, "a", 3)
+    steps = []
+    for _ in range(2):
+        steps.append(scheduler.schedule())
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+        assert request.async_tokens_to_discard == 1
+    assert update(scheduler, steps[0], a=5) == []
+    scheduler.schedule()
+    assert update(scheduler, steps[1], a=6)[0].new_token_ids == [6]
+
+
 def test_a_discarded_frame_counts_its_drafts() -> None:
     scheduler = make(AsyncScheduler, num_speculative_tokens=2)
     request = add(scheduler, "a", 3)

@@ -80,6 +80,21 @@ def test_prefix_caching_off_hits_nothing_and_counts_no_common_prefix() -> None:
     assert output.num_common_prefix_blocks == [0]
 
 
+def test_the_common_prefix_is_that_of_all_requests_with_blocks() -> None:
+    scheduler = make()
+    add(scheduler, "a", [1, 2, 3, 4, 5])
+    add(scheduler, "b", [1, 2, 3, 4, 6])
+    output = scheduler.schedule()
+    assert output.num_common_prefix_blocks == [1]
+    update(scheduler, output, a=7, b=7)
+    add(scheduler, "c", [8, 2, 3, 4, 5])
+    output = scheduler.schedule()
+    assert output.num_common_prefix_blocks == [0]
+    update(scheduler, output, a=7, b=7, c=7)
+    scheduler.finish_requests("c", RequestStatus.FINISHED_ABORTED)
+    assert scheduler.schedule().num_common_prefix_blocks == [1]
+
+
 def test_freed_blocks_queue_by_content_and_from_the_end_of_the_request() -> None:
     scheduler = make(num_blocks=8)
     add(scheduler, "a", 10)

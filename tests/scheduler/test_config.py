@@ -1,5 +1,6 @@
 """What a configuration refuses, and the buckets it settles."""
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -66,3 +67,8 @@ def test_given_buckets_are_kept() -> None:
 def test_the_token_budget_of_a_step_can_be_lowered() -> None:
     assert SchedulerConfig(**VALID).step_token_budget == 64
     assert SchedulerConfig(**VALID, max_num_scheduled_tokens=7).step_token_budget == 7
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        SchedulerConfig(**VALID).max_num_seqs = 3  # type: ignore[misc]  # what it refuses

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from segattn.scheduler import Admission, NeuronPolicy
+from segattn.scheduler import Admission, NeuronPolicy, PauseState, Request, RequestError
 from segattn.scheduler.policy import draft_tokens_in_flight, is_prefill, num_tokens_to_hold
 from segattn.tests.scheduler.engine import Engine, neuron, prompt
 
@@ -135,6 +135,49 @@ def test_a_prompt_in_chunks_is_the_reason_that_others_wait() -> None:
     engine.step()
     engine.step()
     assert scheduler.waiting_reasons() == {"next": Admission.PREFILL_RUNNING}
+
+
+def test_the_base_says_why_it_did_not_start_a_request_that_it_could_see() -> None:
+    scheduler = neuron(NeuronPolicy.documented())
+    Engine(scheduler).add("a", prompt(4), 2)
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    assert scheduler.waiting_reasons() == {"a": Admission.PAUSED}
+    scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 4}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_is_refused_when_its_drafts_in_flight_do_not_fit(asynchronous: bool) -> None:
+    # Prompt 4 and 4 outputs: 7 rows, and 2 drafts of one step or of two.
+    num_rows = 4 + 4 - 1 + 2 * (2 if asynchronous else 1)
+    for num_blocks in (num_rows, num_rows + 1):  # blocks of one token, one of them the null block
+        scheduler = neuron(
+            asynchronous=asynchronous,
+            block_size=1,
+            num_blocks=num_blocks,
+            num_speculative_tokens=2,
+        )
+        request = Request("a", prompt(4), 4)
+        if num_blocks > num_rows:
+            scheduler.add_request(request)
+        else:
+            with pytest.raises(RequestError, match=f"needs {num_rows} KV blocks, the cache has"):
+                scheduler.add_request(request)
+
+
+@pytest.mark.parametrize("num_outputs", [2, 3])
+def test_decodes_get_no_turn_when_their_last_token_is_in_flight(num_outputs: int) -> None:
+    scheduler = neuron(
+        NeuronPolicy(max_consecutive_prefills=1), asynchronous=True, max_num_batched_tokens=4
+    )
+    engine = Engine(scheduler, depth=2)
+    engine.add("a", prompt(4), num_outputs)
+    engine.add("b", prompt(40, 100), 1)
+    steps = [engine.step() for _ in range(5)]
+    # One token of "a" comes with its prompt and one with each turn; then it has none left.
+    turns = [{"a": 1}, {"b": 4}] * (num_outputs - 1)
+    assert steps == [{"a": 4}, *turns, *[{"b": 4}] * 5][:5]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])

@@ -28,6 +28,7 @@ def test_bad_requests_are_refused_and_queue_nothing(
     with pytest.raises(RequestError, match=reason) as caught:
         scheduler.add_request(request_)
     assert caught.value.request_id == request_.request_id
+    assert str(caught.value) == f"request {request_.request_id!r}: {caught.value.reason}"
     assert names(scheduler.waiting) == ["a"]
     assert list(scheduler.requests.values()) == [a]
     scheduler.check_integrity()

@@ -116,3 +116,23 @@ def test_only_a_finished_status_finishes() -> None:
     with pytest.raises(ValueError, match="finished_status"):
         scheduler.finish_requests("a", RequestStatus.PREEMPTED)
     assert "a" in scheduler.requests
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (RequestStatus.WAITING, None),
+        (RequestStatus.RUNNING, None),
+        (RequestStatus.PREEMPTED, None),
+        (RequestStatus.FINISHED_STOPPED, "stop"),
+        (RequestStatus.FINISHED_LENGTH_CAPPED, "length"),
+        (RequestStatus.FINISHED_ABORTED, "abort"),
+        (RequestStatus.FINISHED_IGNORED, "length"),
+        (RequestStatus.FINISHED_ERROR, "error"),
+    ],
+)
+def test_every_finished_status_has_a_reason_for_the_client(
+    status: RequestStatus, reason: str | None
+) -> None:
+    assert status.finish_reason == reason
+    assert status.is_finished == (reason is not None)
