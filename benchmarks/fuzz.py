@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from segattn.benchmarks.fuzz_coverage import FEATURES, Coverage
+from segattn.benchmarks.fuzz_coverage import Coverage
 from segattn.benchmarks.fuzz_machine import KINDS, SchedulerMachine, machine
 from segattn.benchmarks.fuzz_shrink import shrink
 from segattn.benchmarks.fuzz_strategies import default_policies
@@ -77,7 +77,7 @@ def fuzz(
 def coverage_table(coverage: Coverage) -> Table:
     """What the runs exercised."""
     table = Table("feature", "times", title="coverage")
-    for name in FEATURES:
+    for name in coverage.features:
         count = coverage.counts[name]
         table.add_row(name, str(count), style=None if count else "yellow")
     return table
@@ -100,14 +100,16 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--record", type=Path, help="write the trace of every run to this file")
     arguments = parser.parse_args(argv)
-    documented = st.just(asdict(NeuronRules.documented()))
-    policy = default_policies() if arguments.policy == "default" else documented
-    machine_class = machine(arguments.kind, policy)
+    is_documented = arguments.policy == "documented"
+    policy = st.just(asdict(NeuronRules.documented())) if is_documented else default_policies()
+    machine_class = machine(arguments.kind, policy, is_documented)
     if arguments.record is not None:
         machine_class.runs = []
     console = Console()
     failed = fuzz(machine_class, arguments.minutes, arguments.seed, console)
     console.print(coverage_table(machine_class.coverage))
+    if missing := machine_class.coverage.missing():
+        console.print(f"not reached in this time: {', '.join(missing)}")
     if machine_class.runs is not None:
         write_traces(arguments.record, iter(machine_class.runs))
     if failed is None:

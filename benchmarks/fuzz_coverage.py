@@ -1,7 +1,7 @@
 """Which features of a scheduler a run of events has exercised."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 FEATURES = (
@@ -30,10 +30,20 @@ FEATURES = (
 )
 
 
-class Coverage:
-    """Counts of `FEATURES`, fed with observed events."""
+def features_of(kind: str, documented: bool = False) -> tuple[str, ...]:
+    """Features that a scheduler kind has; the Neuron kinds preempt under the documented policy."""
+    neuron = kind.startswith("neuron")
+    absent = set() if kind.endswith("async") else {"late deliveries"}
+    absent |= set() if neuron else {"padding tokens"}
+    absent |= {"preemptions"} if neuron and not documented else set()
+    return tuple(name for name in FEATURES if name not in absent)
 
-    def __init__(self) -> None:
+
+class Coverage:
+    """Counts of features, fed with observed events."""
+
+    def __init__(self, features: Sequence[str] = FEATURES) -> None:
+        self.features = features
         self.counts: Counter[str] = Counter()
         self._running: list[str] = []
         self._drafts: dict[int, dict[str, int]] = {}
@@ -42,7 +52,7 @@ class Coverage:
 
     def missing(self) -> list[str]:
         """Features that no event has exercised."""
-        return [name for name in FEATURES if not self.counts[name]]
+        return [name for name in self.features if not self.counts[name]]
 
     def start_run(self) -> None:
         """Forget the scheduler of the previous run, keep the counts."""

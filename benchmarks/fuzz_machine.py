@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from segattn.benchmarks.fuzz_compare import Comparison, Trace, is_error
-from segattn.benchmarks.fuzz_coverage import Coverage
+from segattn.benchmarks.fuzz_coverage import Coverage, features_of
 from segattn.benchmarks.fuzz_strategies import TOKENS, configs, requests, sampled_tokens
 from segattn.reference.scheduler_trace import Event
 
@@ -134,15 +134,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             if len(self.comparison.pending) == self.comparison.depth:
                 self.deliver(data)
+                self.propose_drafts(data)
             if not self.stopped:
                 self.schedule()
 
-    @precondition(
-        lambda self: not self.stopped and not self.comparison.pending and self.comparison.depth == 1
-    )
+    @precondition(lambda self: not self.stopped)
     @rule(data=st.data())
     def propose_drafts(self, data: st.DataObject) -> None:
         """Propose drafts for the next step (the asynchronous kinds make placeholders instead)."""
+        if self.comparison.pending or self.comparison.depth > 1:
+            return
         most = self.comparison.config["num_speculative_tokens"]
         state = self.comparison.model.model.state
         tokens = st.lists(st.sampled_from(TOKENS), min_size=0, max_size=most)
@@ -169,7 +170,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.runs.append(self.comparison.trace)
 
 
-def machine(kind: str, policy: st.SearchStrategy[dict[str, Any]]) -> type[SchedulerMachine]:
+def machine(
+    kind: str, policy: st.SearchStrategy[dict[str, Any]], documented: bool = False
+) -> type[SchedulerMachine]:
     """Machine class of a kind, with its own coverage; `policy` is drawn for the Neuron kinds."""
-    members = {"kind": kind, "policy": policy, "coverage": Coverage()}
+    coverage = Coverage(features_of(kind, documented))
+    members = {"kind": kind, "policy": policy, "coverage": coverage}
     return type(f"{kind.title().replace('_', '')}Machine", (SchedulerMachine,), members)

@@ -195,6 +195,52 @@ def test_a_failing_reset_or_abort_changes_nothing(kind: type[Scheduler]) -> None
     assert num_calls > 0
 
 
+def test_the_common_prefix_of_a_failed_step_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(config(max_num_batched_tokens=32))
+    for name, tokens in {"a": [1, 2, 3], "b": [1, 2, 4]}.items():
+        scheduler.add_request(Request(name, tokens, 4))
+    output = scheduler.schedule()
+    assert output.num_common_prefix_blocks == [1]
+    scheduler.update_from_output(output, sample(scheduler, output))
+    scheduler.add_request(Request("c", [9, 9, 9], 4))
+    with monkeypatch.context() as patch:
+        # The last thing of a step, which has counted 0 blocks in common with "c".
+        patch.setattr(Scheduler, "_note_step", call_that_fails)
+        with pytest.raises(InjectedError):
+            scheduler.schedule()
+    scheduler.finish_requests("c", RequestStatus.FINISHED_ABORTED)
+    assert scheduler.schedule().num_common_prefix_blocks == [1]
+
+
+def call_that_fails(*_: object) -> None:
+    raise InjectedError
+
+
+def test_a_failing_update_restores_stop_reasons_and_tokens_to_discard() -> None:
+    scheduler = AsyncScheduler(config(max_num_batched_tokens=32))
+    for name in "abc":
+        scheduler.add_request(Request(name, [1, 2, 3], 8, stop_token_ids=[7], min_tokens=2))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    outputs = [sample(scheduler, step) for step in (first, second)]
+    call_after_every_failure(scheduler, scheduler.update_from_output, first, outputs[0])
+    ended, num_calls = call_after_every_failure(
+        scheduler, scheduler.update_from_output, second, outputs[1]
+    )
+    assert [output.stop_reason for output in ended] == [7, 7, 7]
+    assert num_calls > 0
+    for name in "def":
+        scheduler.add_request(Request(name, [1, 2, 3], 8))
+    first = scheduler.schedule()
+    output = sample(scheduler, first)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    scheduler.schedule()
+    discarded, num_calls = call_after_every_failure(
+        scheduler, scheduler.update_from_output, first, output
+    )
+    assert discarded == []
+    assert num_calls > 0
+
+
 def test_an_output_that_lacks_a_request_is_refused_as_a_whole() -> None:
     scheduler = Scheduler(config())
     for name in "ab":

@@ -69,6 +69,11 @@ def test_the_token_budget_of_a_step_can_be_lowered() -> None:
     assert SchedulerConfig(**VALID, max_num_scheduled_tokens=7).step_token_budget == 7
 
 
+@pytest.mark.parametrize("watermark", [0.0, 1.0])
+def test_a_watermark_may_be_nothing_or_everything(watermark: float) -> None:
+    assert SchedulerConfig(**VALID, watermark=watermark).watermark == watermark
+
+
 def test_a_configuration_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         SchedulerConfig(**VALID).max_num_seqs = 3  # type: ignore[misc]  # what it refuses

@@ -79,7 +79,9 @@ def test_an_exception_of_the_base_loses_the_hidden_decodes_only_if_documented(
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("injected")
 
-    def queues_after_failure(neuron_policy: NeuronPolicy) -> tuple[list[str], list[str]]:
+    def queues_after_failure(
+        neuron_policy: NeuronPolicy,
+    ) -> tuple[list[str], list[str], dict[str, int]]:
         engine = neuron_engine(neuron_policy, policy=policy)
         for name in "AB":
             engine.add(name, prompt(2), 9)
@@ -91,10 +93,14 @@ def test_an_exception_of_the_base_loses_the_hidden_decodes_only_if_documented(
             with pytest.raises(MemoryError):
                 engine.scheduler.schedule()
         scheduler = engine.scheduler
-        return [r.request_id for r in scheduler.running], [r.request_id for r in scheduler.waiting]
+        running = [request.request_id for request in scheduler.running]
+        waiting = [request.request_id for request in scheduler.waiting]
+        return running, waiting, scheduler.schedule().num_scheduled_tokens
 
-    assert queues_after_failure(DOCUMENTED) == ([], ["C"])
-    assert queues_after_failure(DEFAULT) == (["A", "B"], ["C", "D"])
+    # "D" is still hidden after the failure, and goes first unless the priorities decide.
+    first = {"fcfs": "D", "priority": "C"}[policy]
+    assert queues_after_failure(DOCUMENTED) == ([], ["C"], {first: 3})
+    assert queues_after_failure(DEFAULT) == (["A", "B"], ["C", "D"], {"C": 3})
 
 
 def test_recomputed_outputs_are_prefill_unless_documented() -> None:

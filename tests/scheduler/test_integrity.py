@@ -145,3 +145,4 @@ def test_damage_is_named(damage: Callable[[Scheduler], None], invariant: str) ->
     with pytest.raises(IntegrityError) as caught:
         scheduler.check_integrity()
     assert caught.value.invariant == invariant
+    assert str(caught.value).startswith(f"{invariant}: ")

@@ -25,6 +25,13 @@ def test_a_priority_queue_is_put_in_order_again_after_a_removal() -> None:
     check_order_without([0, 1, 5, 2, 3, 6, 7], [1])  # the rest of this heap is none: 5 before 3
 
 
+def test_a_request_has_priority_0_unless_it_says_otherwise() -> None:
+    queue = create_request_queue("priority")
+    for name, more in (("c", {"priority": 1}), ("b", {"priority": 0}), ("a", {})):
+        queue.add_request(Request(name, [5], 1, **more))
+    assert [request.request_id for request in queue] == ["a", "b", "c"]
+
+
 def check_order_without(priorities: list[int], leaving: list[int]) -> None:
     requests = requests_of(priorities)
     queue = create_request_queue("priority")

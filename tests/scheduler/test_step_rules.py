@@ -1,6 +1,6 @@
 """Which requests a step schedules and how many tokens they get, worked out by hand."""
 
-from segattn.scheduler import Admission, PauseState, RequestStatus
+from segattn.scheduler import Admission, DraftTokenIds, PauseState, RequestStatus
 from segattn.tests.scheduler.base import add, make, names, update
 
 
@@ -82,6 +82,22 @@ def test_the_least_important_request_is_preempted_even_if_it_was_scheduled_alrea
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"b": 1}
     assert output.preempted_req_ids == {"a"}
+    assert len(b.block_ids) == 3
+
+
+def test_drafts_of_a_request_that_is_preempted_in_its_step_are_not_sent() -> None:
+    scheduler = make(
+        policy="priority", num_blocks=5, enable_prefix_caching=False, num_speculative_tokens=1
+    )
+    add(scheduler, "a", 6, priority=1)
+    b = add(scheduler, "b", 8, priority=0)
+    update(scheduler, scheduler.schedule(), a=1, b=2)
+    scheduler.running.reverse()
+    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[5]]))
+    # "a" gets 2 tokens in its blocks, then "b" needs a block of "a".
+    output = scheduler.schedule()
+    assert (output.num_scheduled_tokens, output.preempted_req_ids) == ({"b": 1}, {"a"})
+    assert output.scheduled_spec_decode_tokens == {}
     assert len(b.block_ids) == 3
 
 

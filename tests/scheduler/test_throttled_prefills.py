@@ -1,7 +1,10 @@
 """Throttled prefills: vLLM's balancing between data-parallel engines, worked out by hand."""
 
+import pytest
+
 from segattn.scheduler import Admission, Scheduler
 from segattn.tests.scheduler.base import add, make, update
+from segattn.tests.scheduler.engine import neuron
 
 
 def with_a_decode() -> Scheduler:
@@ -66,3 +69,14 @@ def test_a_step_that_puts_prefills_off_says_nothing_of_the_capacity() -> None:
         output = scheduler.schedule(True)
         assert output.num_scheduled_tokens == {"a": 1}
         update(scheduler, output, a=token)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_neuron_kinds_give_a_throttled_step_to_the_decodes(asynchronous: bool) -> None:
+    scheduler = neuron(asynchronous=asynchronous)
+    add(scheduler, "a", 3)
+    update(scheduler, scheduler.schedule(), a=1)
+    add(scheduler, "b", 3)
+    assert scheduler.schedule(True).num_scheduled_tokens == {"a": 1}
+    assert scheduler.waiting_reasons() == {"b": Admission.DECODE_TURN}
+    assert scheduler.schedule(False).num_scheduled_tokens == {"b": 3}
