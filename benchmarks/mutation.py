@@ -22,12 +22,13 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest  # after mutation_cases, which names the extra
 from hypothesis import HealthCheck, Phase, settings
 
 from segattn.benchmarks.mutation_cases import STAGES, Case, Suite, load_suite, pytest_options
-from segattn.benchmarks.mutation_report import SURVIVED, load_reasons, report
+from segattn.benchmarks.mutation_report import SURVIVED, load_reasons, place_of, report
 from segattn.benchmarks.mutations import Mutation, mutations_of
 
 PACKAGE = "segattn.scheduler"
@@ -165,7 +166,7 @@ def run_mutant(source: str, mutant: Mutant, suite: Suite, seconds: float) -> tup
     return stage, f"{case}{' (no end)' if os.WIFSIGNALED(status) else ''}"
 
 
-def read_verdicts(path: Path) -> dict[str, dict[str, object]]:
+def read_verdicts(path: Path) -> dict[str, dict[str, Any]]:
     """Kept verdicts by key; the latest of each mutant counts."""
     if not path.exists():
         return {}
@@ -180,7 +181,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="modules whose names contain this")
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after this time")
     parser.add_argument("--seconds", type=float, default=3.0, help="of cases per stage (3)")
-    parser.add_argument("--again", action="store_true", help="judge the survivors again")
+    parser.add_argument(
+        "--again", action="store_true", help="judge the unexplained survivors again"
+    )
     parser.add_argument("--report", type=Path, help="write the record of all verdicts, no run")
     arguments = parser.parse_args(argv)
     root = Path.cwd()
@@ -194,12 +197,15 @@ def main(argv: Sequence[str]) -> int:
         if path.stem not in NOT_MUTATED and arguments.only in path.stem
         for mutant in mutants_of(path)
     ]
+    reasons = load_reasons(root / "tests" / "data" / "surviving_mutants.json")
     if arguments.report is not None:
         known = [verdicts[mutant.key] for mutant in every if mutant.key in verdicts]
-        reasons = load_reasons(root / "tests" / "data" / "surviving_mutants.json")
         arguments.report.write_text(report(len(every), known, reasons))
         return 0
-    outcome = {key: verdict["stage"] for key, verdict in verdicts.items()}
+    outcome = {
+        key: "explained" if place_of(verdict) in reasons else verdict["stage"]
+        for key, verdict in verdicts.items()
+    }
     wanted = SURVIVED if arguments.again else None
     todo = [mutant for mutant in every if outcome.get(mutant.key) == wanted]
     # In random order, so that a run that is stopped early has judged a fair sample.

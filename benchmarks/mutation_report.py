@@ -18,8 +18,8 @@ fault at a time into `scheduler/` (a comparison, an operator, a number, a truth 
 own and judged by the cases that execute its line, the fast ones first: recorded traces of vLLM,
 runs of the fuzzer, unit tests, tests that fail every inner call, explorations of small
 configurations. One that never ends counts as noticed. A run can be stopped and continued,
-`--again --seconds 60` judges the survivors by more cases, and `--report docs/mutations.md` writes
-this page.
+`--again` judges the unexplained survivors once more, and `--report docs/mutations.md` writes this
+page.
 
 `trace.py` and `replay.py` belong to the judge, and `vllm_plugin.py` needs vLLM: they are not
 mutated.
@@ -46,6 +46,11 @@ def load_reasons(path: Path) -> dict[tuple[str, str, str], str]:
     }
 
 
+def place_of(verdict: Mapping[str, Any]) -> tuple[str, str, str]:
+    """File, function and change that a verdict is about."""
+    return verdict["file"], verdict["function"], verdict["change"]
+
+
 def report(
     num_mutants: int,
     verdicts: Sequence[Mapping[str, Any]],
@@ -69,11 +74,7 @@ def report(
         *(_counts_row(name, counts[name], stages) for name in sorted(counts)),
         _counts_row("**all**", total, stages),
     ]
-    survivors = Counter(
-        (verdict["file"], verdict["function"], verdict["change"])
-        for verdict in verdicts
-        if verdict["stage"] == SURVIVED
-    )
+    survivors = Counter(place_of(found) for found in verdicts if found["stage"] == SURVIVED)
     rows = [
         _row(
             (

@@ -1,6 +1,7 @@
 """NeuronPolicy, the arithmetic of admission, and the reasons that waiting requests are given."""
 
 import sys
+from dataclasses import FrozenInstanceError
 
 import pytest
 
@@ -22,6 +23,11 @@ from segattn.tests.scheduler.engine import Engine, neuron, prompt
 def test_a_value_that_is_not_allowed_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"{name}=.*must be"):
         NeuronPolicy(**{name: value})  # type: ignore[arg-type]  # the wrong kinds are the test
+
+
+def test_a_policy_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        NeuronPolicy().kv_admission = "reserved"  # type: ignore[misc]  # what it refuses
 
 
 def test_the_documented_policy_differs_from_the_default_in_every_decision_of_the_design() -> None:

@@ -27,8 +27,9 @@ def test_a_priority_queue_is_put_in_order_again_after_a_removal() -> None:
 
 def test_a_request_has_priority_0_unless_it_says_otherwise() -> None:
     queue = create_request_queue("priority")
-    for name, more in (("c", {"priority": 1}), ("b", {"priority": 0}), ("a", {})):
-        queue.add_request(Request(name, [5], 1, **more))
+    queue.add_request(Request("c", [5], 1, priority=1))
+    queue.add_request(Request("b", [5], 1, priority=0))
+    queue.add_request(Request("a", [5], 1))
     assert [request.request_id for request in queue] == ["a", "b", "c"]
 
 
