@@ -116,10 +116,134 @@ PEERS = (
         ("tkg_unit<B-4_nh-8_S-4_dh-",),
     ),
     Peer("indexed_flatten", f"{_CORE}/subkernels/test_indexed_flatten.py"),
+    Peer("rmsnorm_tkg", f"{_CORE}/subkernels/test_rmsnorm_tkg.py"),
+    Peer("layernorm_tkg", f"{_CORE}/subkernels/test_layernorm_tkg.py", ("tkg_unit<",)),
+    Peer("topk", f"{_CORE}/topk/test_topk.py", ("topk_unit<", "topk_unsorted<")),
+    Peer(
+        "attention_bwd",
+        f"{_CORE}/attention/test_attention_bwd.py",
+        (
+            "packing<qh-1_kvh-1_dh-128_dt-bfloat16_seqs-128x128_",
+            "fast<b-1_qh-1_kvh-1_s-2048",
+            "fast<b-1_qh-3_kvh-3_s-2048_dh-128_dt-float32_causal-0",
+        ),
+    ),
+    Peer(
+        "moe_tkg",
+        f"{_CORE}/moe/moe_tkg/test_moe_tkg.py",
+        (
+            "bfloat16<vnc-2_t-4_h-384",
+            "bfloat16<vnc-2_t-4_h-3072_i-192_e-4_",
+            "bfloat16<vnc-2_t-4_h-3072_i-128_e-8_",
+            "sbuf_io<vnc-2_t-4",
+            "sweep<vnc-2_t-1_h-3072_i-256_e-4",
+            "sweep<vnc-2_t-4_h-4096_i-256_e-4_k-1_act-3_scaling-1",
+        ),
+    ),
+    Peer(
+        "moe_cte",
+        f"{_CORE}/moe/moe_cte/test_moe_cte.py",
+        ("SHARD_ON_BLOCK-3072-1024-8-256-4-384", "INTERMEDIATE-3072-1024-8-512-4-2048-bfloat16-0"),
+        {"hidden": 1024, "tokens": 512, "intermediate": 256, "block_size": 256, "top_k": 2},
+    ),
+    Peer(
+        "moe_cte_dropping",
+        f"{_CORE}/moe/moe_cte/test_moe_cte.py",
+        ("INTERMEDIATE_DROPPING-4096-4096-2",),
+        {"hidden": 512, "tokens": 2048, "intermediate": 256, "block_size": 1024},
+    ),
+    Peer(
+        "moe_cte_unified",
+        f"{_CORE}/moe/moe_cte/test_moe_cte_unified.py",
+        ("unified<*impl-0", "unified<*impl-1", "unified<*impl-2", "unified<*impl-4"),
+        {"hid": 1024, "tok": 512, "int": 256, "bs": 256, "k": 2},
+    ),
+    Peer(
+        "moe_block_tkg",
+        f"{_CORE}/moe_block/test_moe_block_tkg.py",
+        ("unit<ln-2_ae-0_ba-[18]_sq-1_*wd-float16", "unit<ln-2_ae-1_ba-16_*wd-bfloat16"),
+        {
+            "hidden": 1024,
+            "intermediate": 128,
+            "num_global_experts": 16,
+            "num_local_experts": 16,
+            "top_k": 4,
+        },
+    ),
+    Peer("tensor_view", f"{_CORE}/utils/test_tensor_view.py"),
+    Peer("tp_broadcast", f"{_CORE}/utils/test_tp_broadcast.py"),
+    Peer("cross_partition_copy", f"{_CORE}/utils/test_cross_partition_copy.py"),
     Peer("collectives", f"{_EXPERIMENTAL}/collectives/test_collectives.py"),
+    Peer("sb2sb_allgather", f"{_EXPERIMENTAL}/collectives/test_sb2sb_allgather.py"),
+    Peer("fg_allgather", f"{_EXPERIMENTAL}/collectives/test_fg_allgather.py"),
+    Peer("fgcc", f"{_EXPERIMENTAL}/collectives/test_fgcc.py"),
+    Peer(
+        "find_nonzero_with_count",
+        f"{_EXPERIMENTAL}/benchmark/test_find_nonzero_indices_with_count.py",
+    ),
+    Peer("topk_reduce", f"{_EXPERIMENTAL}/subkernels/test_topk_reduce.py"),
+    Peer("conv1d", f"{_EXPERIMENTAL}/conv/test_conv1d.py", ("conv1d_basic<",)),
+    Peer(
+        "depthwise_conv1d",
+        f"{_EXPERIMENTAL}/conv/test_depthwise_conv1d.py",
+        ("all<1-16-", "fast<1-256-"),
+    ),
+    Peer(
+        "cross_entropy_forward",
+        f"{_EXPERIMENTAL}/loss/test_cross_entropy_forward.py",
+        ("transformers_fast<", "gpt_oss_20b_fast<", "llama4_fast<"),
+        {"B": 1, "T": 96, "V": 4000, "PB": 64, "CS": 1024},
+    ),
+    Peer(
+        "cross_entropy_backward",
+        f"{_EXPERIMENTAL}/loss/test_cross_entropy_backward.py",
+        ("transformers_fast<",),
+        {"B": 1, "T": 96, "V": 4000, "PB": 64, "CS": 1024},
+    ),
+    Peer(
+        "attention_block_tkg",
+        f"{_EXPERIMENTAL}/transformer/test_attention_block_tkg.py",
+        ("megakernel<4-8-64-6144-",),
+        {"H": 1024, "S_ctx": 1024, "S_max_ctx": 1024, "batch": 2, "q_heads": 2},
+    ),
+    Peer(
+        "transformer_tkg",
+        f"{_EXPERIMENTAL}/transformer/test_transformer_tkg.py",
+        ("tkg<_manual_dims__tp-8_batch-[14]_S_tkg-1_S_ctx-1024_",),
+        {"H": 1024, "I": 2048, "q_heads": 8, "S_ctx": 256},
+    ),
+    Peer(
+        "bwmm_shard_on_H",
+        f"{_EXPERIMENTAL}/moe/test_bwmm_shard_on_H.py",
+        ("lnc2<*tok-1024_hid-7168_*bs-512", "lnc2<*tok-4096_hid-6144_int-336_*dt-bfloat16"),
+        {"hid": 1024, "tok": 256, "int": 128, "exp": 4, "bs": 128, "k": 2},
+    ),
+    Peer(
+        "bwmm_bwd",
+        f"{_EXPERIMENTAL}/moe/test_bwmm_bwd.py",
+        ("hid-2880_tok-4096_exp-2_", "hid-4096_tok-4096_exp-[24]_", "exp-1_"),
+        {"hidden": 512, "tokens": 512, "intermediate": 256, "block_size": 512},
+    ),
+    Peer(
+        "dynamic_elementwise_add",
+        f"{_EXPERIMENTAL}/dynamic_shapes/test_dynamic_elementwise_add.py",
+    ),
 )
 
-KNOWN = {"core_race": ("test_folded_load_store_dst_batch[lnc-2",)}
-"""Tests that a rule refuses rightly (docs/third_party_kernels.md says why), by rule: they are
-reported and run with that rule at "warn".
+KNOWN = {
+    "core_race": (
+        "test_folded_load_store_dst_batch[lnc-2",
+        "test_moe_blockwise_mm_bwd_shardH_affinityH_dropless_lnc2[",
+    ),
+    "uninitialized_read": (
+        "test_moe_blockwise_mm_kernel_lnc2[BWMMFunc.SHARD_ON_BLOCK-3072-1024-8-256-4-384-bfloat16-3-",
+    ),
+    "subset": ("test_tensorview_from_tensorview",),
+    "": (
+        "test_moe_cte_unified[_manual_cfg__impl-2_fn-5",
+        "test/integration/nkilib/experimental/subkernels/test_topk_reduce.py",
+    ),
+}
+"""Tests that a rule refuses rightly, by rule: reported, and run with that rule at "warn"; under ""
+tests that cannot run. docs/third_party_kernels.md says why.
 """

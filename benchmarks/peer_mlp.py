@@ -50,21 +50,23 @@ def _entry() -> Any:
     own = list(inspect.signature(parameters.MLPParameters.__init__).parameters.values())[1:]
 
     names = [parameter.name for parameter in own]
+    own.append(inspect.Parameter("sbm", inspect.Parameter.KEYWORD_ONLY, default=None))
 
     def mlp(*arguments: Any, **named: Any) -> Any:
+        sbm = named.pop("sbm", None)
         given = dict(zip(names, arguments, strict=False))
         params = parameters.MLPParameters(**given, **named)
         parameters.validate_mlp_arguments(params)
         shape = (params.batch_size, params.sequence_len, params.hidden_size)
         count = 2 if parameters.mlpp_store_fused_add(params) else 1
-        outputs = []
-        for _ in range(count):
+        outputs: list[Any] = [None] if params.store_output_in_sbuf else []
+        while len(outputs) < count:
             outputs.append(nl.ndarray(shape, dtype=params.output_dtype, buffer=nl.shared_hbm))
         stored_sum = outputs[1] if count == 2 else None
         if not parameters.is_mlp_tkg(params):
             prefill(params, outputs[0], stored_sum)
             return tuple(outputs)
-        memory = allocator.SbufManager(0, 200 * 1024, logging.Logger("mlp"))
+        memory = sbm or allocator.SbufManager(0, 200 * 1024, logging.Logger("mlp"))
         return tuple(decode(params, outputs[0], stored_sum, sbm=memory))
 
     mlp.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]  # what inspect reads

@@ -6,6 +6,7 @@ there, is replaced by one that interprets the kernel and compares with the test'
 
 import random
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -33,6 +34,8 @@ class InterpreterOrchestrator:
 
     def __init__(self) -> None:
         self.comparison = Comparison()
+        self.trace_mode: Any = None
+        """Set by some tests for the device farm."""
 
     def execute(self, kernel_under_test: Any) -> None:
         """Run the kernel of a test and compare every output with its golden value."""
@@ -174,17 +177,23 @@ class PeerPlugin:
 
     def _resize(self, item: pytest.Item) -> None:
         """Give a test the sizes of the table instead of its own."""
-        own: dict[str, Any] = getattr(item, "callspec").params if self.peer.sizes else {}  # noqa: B009  # only parametrised items have it
-        groups = [own]
-        if "range_test_options" in own:
-            groups += own["range_test_options"].tensors.values()
-        changed = []
-        for group in groups:
-            for name in self.peer.sizes.keys() & group.keys():
-                group[name] = self.peer.sizes[name]
-                changed.append(f"{name}={group[name]}")
+        sizes = self.peer.sizes
+        if not sizes:
+            return
+        own: dict[str, Any] = vars(item)["callspec"].params
+        changed = [name for name in sizes if name in own]
+        own.update({name: sizes[name] for name in changed})
+        for parameter, value in own.items():
+            if is_dataclass(value) and not isinstance(value, type):
+                names = [field.name for field in fields(value) if field.name in sizes]
+                own[parameter] = replace(value, **{name: sizes[name] for name in names})
+                changed += names
+        for tensor in getattr(own.get("range_test_options"), "tensors", {}).values():
+            names = [name for name in sizes if name in tensor]
+            tensor.update({name: sizes[name] for name in names})
+            changed += names
         if changed:
-            item.name = f"{item.name} with {', '.join(sorted(changed))}"
+            item.name += " with " + ", ".join(f"{name}={sizes[name]}" for name in changed)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:

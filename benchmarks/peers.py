@@ -83,9 +83,10 @@ class _Table:
 
     def add(self, kernel: str, result: PeerResult) -> None:
         """Print one line."""
-        self.counts[result.status] += 1
+        faulty = result.status == "failed" and result.case.startswith(KNOWN[""])
+        self.counts["known fault" if faulty else result.status] += 1
         error = f"{result.comparison.error:.2e}" if result.status == "passed" else result.status
-        notes = [result.reason]
+        notes = ["known" if faulty else "", result.reason]
         for rule, message in result.comparison.refused.items():
             known = result.case.startswith(KNOWN.get(rule, ()))
             notes.append(f"{'known' if known else 'refused by default'}: {message}")

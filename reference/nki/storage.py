@@ -246,6 +246,8 @@ class Storage:
 
     def forget_written(self, view: View, elements: Array, origin: GapOrigin | None) -> None:
         """Count these elements of a view that was written just now as not written."""
+        if self.written and not self.in_arena:
+            self.writes.add_all(self)
         self.writes.add(self, view)
         self.writes.remove(self, view, elements)
         self.gap_origin = self.gap_origin or origin

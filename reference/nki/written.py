@@ -51,6 +51,10 @@ class Written:
         else:
             self.map_of(storage, view)[...] = 0
 
+    def add_all(self, storage: Storage) -> None:
+        """Every byte is written now."""
+        self._insert(0, storage.row_bytes or storage.nbytes)
+
     def remove(self, storage: Storage, view: View, elements: Array) -> None:
         """These elements of `view` count as not written; from here on only the map is exact."""
         self.map_of(storage, view)[elements] = _removed(view)

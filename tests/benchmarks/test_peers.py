@@ -5,7 +5,9 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +16,7 @@ import pytest
 
 from segattn.benchmarks.peer_cases import Peer
 from segattn.benchmarks.peer_modules import numpy_dtype
+from segattn.benchmarks.peer_pytest import PeerPlugin
 from segattn.benchmarks.peer_results import (
     Comparison,
     PeerMismatchError,
@@ -199,3 +202,23 @@ def test_a_peer_selects_tests_by_name_and_parameters() -> None:
 )
 def test_dtypes_of_nki_and_numpy_become_numpy_dtypes(dtype: Any, expected: Any) -> None:
     assert numpy_dtype(dtype) == np.dtype(expected)
+
+
+def test_sizes_of_the_table_take_the_place_of_the_tests_own() -> None:
+    @dataclass(frozen=True)
+    class Config:
+        hidden: int
+        name: str
+
+    own = {
+        "tokens": 4096,
+        "dtype": "bf16",
+        "config": Config(8192, "a"),
+        "range_test_options": SimpleNamespace(tensors={"dims": {"hidden": 8192, "lnc": 2}}),
+    }
+    item = SimpleNamespace(name="test_x[4096]", callspec=SimpleNamespace(params=own))
+    plugin = PeerPlugin(Peer("x", "x.py", sizes={"hidden": 512, "tokens": 64}), print)
+    plugin._resize(item)  # type: ignore[arg-type]  # all that it looks at
+    assert (own["tokens"], own["dtype"], own["config"]) == (64, "bf16", Config(512, "a"))
+    assert item.callspec.params["range_test_options"].tensors["dims"] == {"hidden": 512, "lnc": 2}
+    assert item.name == "test_x[4096] with tokens=64, hidden=512, hidden=512"

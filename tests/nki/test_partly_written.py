@@ -284,3 +284,87 @@ def test_a_select_reads_only_what_it_keeps(select: Any) -> None:
     assert (got[:, 16:] < 0).all()
     with pytest.raises(UninitializedReadError, match=r"32 of 1024.*first at \(0, 16\)"):
         kernel(X, 17)
+
+
+def _row_sum(out: Any, tile: Any) -> None:
+    nisa.tensor_reduce(out, nl.add, tile, axis=1)
+
+
+def _activation_sum(out: Any, tile: Any) -> None:
+    scratch = nl.ndarray(tile.shape, dtype=nl.float32)
+    nisa.activation_reduce(scratch, nl.copy, tile, nl.add, out)
+
+
+def _scalar_sum(out: Any, tile: Any) -> None:
+    scratch = nl.ndarray(tile.shape, dtype=nl.float32)
+    nisa.tensor_scalar_reduce(scratch, tile, nl.add, 0.0, nl.add, out)
+
+
+@pytest.mark.parametrize("reduce", [_row_sum, _activation_sum, _scalar_sum])
+def test_a_reduction_hands_on_partitions_of_which_nothing_is_written(reduce: Any) -> None:
+    @nki.jit
+    def kernel(x: Any, rows: int, used: int, columns: int) -> Any:
+        tile = nl.ndarray((32, 16), dtype=nl.float32)
+        nisa.dma_copy(tile[:rows, :columns], x[:rows, :columns])
+        sums = nl.ndarray((32, 1), dtype=nl.float32)
+        reduce(sums, tile)
+        result = nl.ndarray((used, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(result, sums[:used])
+        return result
+
+    np.testing.assert_array_equal(kernel(X, 20, 20, 16), X[:20].sum(axis=1, keepdims=True))
+    with pytest.raises(UninitializedReadError, match=r"192 of 512.*and nisa.dma_copy .* uses the"):
+        kernel(X, 20, 21, 16)
+    with pytest.raises(UninitializedReadError, match=r"nisa.(tensor|act).* 212 of 512"):
+        kernel(X, 20, 20, 15)
+
+
+def test_a_column_operand_hands_on_its_gaps() -> None:
+    @nki.jit
+    def kernel(x: Any, used: int) -> Any:
+        tile = nl.load(x)
+        column = nl.ndarray((32, 1), dtype=nl.float32)
+        nisa.dma_copy(column[:20], x[:20, 0:1])
+        nisa.tensor_scalar(tile, tile, nl.add, column)
+        result = nl.ndarray((used, 16), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(result, tile[:used])
+        return result
+
+    np.testing.assert_array_equal(kernel(X, 20), X[:20] + X[:20, 0:1])
+    with pytest.raises(UninitializedReadError, match=r"operand operand0 'column' .*12 of 32"):
+        kernel(X, 21)
+
+
+def test_an_unwritten_predicate_leaves_undefined_elements() -> None:
+    @nki.jit
+    def kernel(x: Any, used: int) -> Any:
+        tile = nl.zeros((32, 16), dtype=nl.float32)
+        mask = nl.ndarray((32, 16), dtype=nl.uint8)
+        nisa.memset(mask[:, :8], 1)
+        nisa.tensor_copy_predicated(tile, nl.load(x), mask)
+        result = nl.ndarray((32, used), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(result, tile[:, :used])
+        return result
+
+    np.testing.assert_array_equal(kernel(X, 8), X[:, :8])
+    with pytest.raises(UninitializedReadError, match=r"operand predicate 'mask' .*256 of 512"):
+        kernel(X, 9)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_shuffle_hands_on_unwritten_partitions(keep: bool) -> None:
+    @nki.jit
+    def kernel(x: Any, used: int, mask: Any) -> Any:
+        tile = nl.ndarray((32, 16), dtype=nl.float32)
+        turned = nl.zeros((32, 16), dtype=nl.float32)
+        nisa.dma_copy(tile[:20], x[:20])
+        nisa.nc_stream_shuffle(turned, tile, mask)
+        result = nl.ndarray((used, 16), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(result, turned[:used])
+        return result
+
+    mask = [255 if keep and p == 3 else (p + 4) % 32 for p in range(32)]
+    expected = np.where(np.arange(16)[:, None] == 3 if keep else False, 0, X[4:20])
+    np.testing.assert_array_equal(kernel(X, 16, tuple(mask)), expected)
+    with pytest.raises(UninitializedReadError, match=r"dma_copy: operand src 'turned' .*16 of 272"):
+        kernel(X, 17, tuple(mask))

@@ -17,7 +17,7 @@ from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, reduce_cmd
 from .execute import finish, fp32, operand_value, put, target
-from .gaps import computed_gaps
+from .gaps import computed_gaps, is_known, row_gaps
 from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
 from .reduce import check_command, read_sum
 
@@ -92,11 +92,18 @@ def _activation(
         function = _plan(me, dst, op, data, bias, scale, reduce_op, reduce_res, command)
         _plans[key] = function
     idle = command is _IDLE and reduce_res is None
-    if idle and not data.v.known:
-        gaps = computed_gaps(me, dst, data=data, bias=bias, scale=scale)
+    if not (data.v.known and is_known(bias) and is_known(scale)):
+        operands = {"data": data, "bias": bias, "scale": scale}
+        gaps = (
+            computed_gaps(me, dst, **operands)
+            if idle
+            else row_gaps(me, (dst, reduce_res), **operands)
+        )
         if gaps is not None:
             with gaps:
-                return _activation(opcode, dst, op, data, bias, scale, None, None, command)
+                return _activation(
+                    opcode, dst, op, data, bias, scale, reduce_op, reduce_res, command
+                )
     layout = dst.v.layout
     x = fp32(data, me, "data")
     if x.shape != layout.shape:

@@ -14,7 +14,7 @@ from ..tensor import NkiTensor
 from .elementwise import choose_engine, signature
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, put, put_where, raw, target
-from .gaps import moved_gaps
+from .gaps import computed_gaps, moved_gaps
 from .legacy import hides_dtype, ignore_dtype
 from .operands import (
     check_destination,
@@ -126,6 +126,9 @@ def tensor_copy_predicated(
     key = (signature(dst), signature(src), signature(predicate), "predicated")
     if key not in _copies:
         _copies[key] = _plan_predicated(me, dst, src, predicate)
+    if not predicate.v.known and (gaps := computed_gaps(me, dst, predicate=predicate)):
+        with gaps:
+            return tensor_copy_predicated(dst, src, predicate, reverse_pred)
     shape = dst.v.layout.shape
     where = raw(predicate, me, "predicate").reshape(shape) != 0
     if reverse_pred:

@@ -13,7 +13,7 @@ from ..layout import Layout
 from ..tensor import NkiTensor
 from .enums import NkiInstruction
 from .execute import finish, put, raw, target
-from .gaps import moved_gaps, nothing_to_move
+from .gaps import moved_gaps
 from .operands import SBUF_ONLY, allowed_starts, check_destination, check_tile
 
 PARTITIONS_PER_CORE: Final = 16
@@ -160,18 +160,31 @@ def nc_stream_shuffle(
     wanted = np.array([p - p % QUADRANT + mask[p % QUADRANT] for p in rows], np.int64)
     if not rows:
         return finish("vector", "nc_stream_shuffle", (dst,), (src,))
-    if len(rows) == out.partitions and src.storage.written:
-        values = raw(_partitions(me, src, 0, int(wanted.max()) + 1), me, "src")[wanted]
-        target(dst, me).array[...] = values.reshape(out.shape)
-        return finish("vector", "nc_stream_shuffle", (dst,), (src,))
-    moved = []
-    for p, q in zip(rows, wanted.tolist(), strict=True):
-        row = _partitions(me, src, q, q + 1)
-        if not nothing_to_move(dst[p : p + 1], row):
-            moved.append((p, raw(row, me, "src").reshape((1, *out.shape[1:])).copy()))
-    for p, values in moved:
-        put(dst[p : p + 1], values, me)
+    source = _partitions(me, src, 0, int(wanted.max()) + 1)
+    missing = source.storage.unwritten_in(source.v)
+    if missing is not None and missing[wanted].all():
+        raw(source, me, "src")
+    if missing is not None and source.storage.watch is not None:
+        source.storage.watch.before_read(source.storage, source.v, me, "src")
+    values = source.v.array if missing is not None else raw(source, me, "src")
+    values = values[wanted].reshape((len(rows), *out.shape[1:]))
+    if len(rows) == out.partitions:
+        target(dst, me).array[...] = values
+    else:
+        for p, row in zip(rows, values, strict=True):
+            put(dst[p : p + 1], row[None], me)
+    if missing is not None:
+        gaps = np.zeros(out.shape, np.bool_)
+        gaps[rows] = missing[wanted].reshape(values.shape)
+        _hand_on(dst, gaps, rows)
     return finish("vector", "nc_stream_shuffle", (dst,), (src,))
+
+
+def _hand_on(dst: NkiTensor, gaps: Array, rows: list[int]) -> None:
+    """The elements that arrived from where nothing was written count as not written."""
+    for p in rows:
+        if gaps[p].any():
+            dst.storage.forget_written(dst[p : p + 1].v, gaps[p : p + 1], None)
 
 
 def _partitions(me: str, src: NkiTensor, first: int, end: int) -> NkiTensor:

@@ -16,6 +16,7 @@ from ..tensor import NkiTensor
 from .elementwise import check_operand, signature
 from .enums import NkiInstruction, reduce_cmd
 from .execute import finish, fp32, operand_value, put, raw
+from .gaps import is_known, row_gaps
 from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
 
 _REDUCIBLE = ("add", "multiply", "maximum", "minimum")
@@ -38,6 +39,9 @@ def tensor_reduce(
     plan = _reduces.get(key)
     if plan is None:
         plan = _reduces[key] = _plan_reduce(me, dst, op, data, axes, negate)
+    if not data.v.known and (gaps := row_gaps(me, (dst,), data=data)):
+        with gaps:
+            return tensor_reduce(dst, op, data, axis, negate, keepdims)
     found, reduced_axes, bitvec = plan
     x = raw(data, me, "data") if bitvec else fp32(data, me, "data")
     values = found.reduce(x, axis=reduced_axes)
@@ -159,6 +163,22 @@ def tensor_scalar_reduce(
             me, dst, data, op0, operand0, reduce_op, reduce_res, reverse0, reduce_cmd, reduce_init
         )
         _scalar_reduces[key] = plan
+    if not (data.v.known and is_known(operand0)) and (
+        gaps := row_gaps(me, (dst, reduce_res), data=data, operand0=operand0)
+    ):
+        with gaps:
+            return tensor_scalar_reduce(
+                dst,
+                data,
+                op0,
+                operand0,
+                reduce_op,
+                reduce_res,
+                reverse0,
+                reduce_cmd,
+                reduce_init,
+                reduce_res_negate,
+            )
     first, reduction = plan
     layout = dst.v.layout
     x = fp32(data, me, "data").reshape(layout.shape)

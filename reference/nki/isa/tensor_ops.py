@@ -21,7 +21,7 @@ from .elementwise import (
 )
 from .enums import NkiInstruction, engine
 from .execute import finish, fp32, operand_value, put, raw, target
-from .gaps import computed_gaps
+from .gaps import computed_gaps, is_known
 from .legacy import hides_dtype, ignore_dtype
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
 
@@ -120,7 +120,7 @@ def scalar_tensor_tensor(
     if plan is None:
         plan = _plan_scalar_tensor(me, dst, data, op0, operand0, op1, operand1)
         _scalar_tensor[key] = plan
-    if not (data.v.known and operand1.v.known) and (
+    if not (data.v.known and operand1.v.known and is_known(operand0)) and (
         gaps := computed_gaps(me, dst, data=data, operand0=operand0, operand1=operand1)
     ):
         with gaps:

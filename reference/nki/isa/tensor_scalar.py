@@ -20,7 +20,7 @@ from .elementwise import (
 )
 from .enums import NkiInstruction, engine
 from .execute import check_exact_result, finish, fp32, operand_value, put, raw, target
-from .gaps import computed_gaps
+from .gaps import computed_gaps, is_known
 from .operands import check_destination, check_same_size, check_tile, is_tensor
 
 _tensor_scalar: dict[object, Elementwise] = {}
@@ -53,7 +53,7 @@ def tensor_scalar(
     if plan is None:
         plan = _plan_tensor_scalar(me, dst, data, op0, operand0, op1, operand1, engine)
         _tensor_scalar[key] = plan
-    if not data.v.known and (
+    if not (data.v.known and is_known(operand0) and is_known(operand1)) and (
         gaps := computed_gaps(me, dst, data=data, operand0=operand0, operand1=operand1)
     ):
         with gaps:
