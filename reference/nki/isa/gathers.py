@@ -160,13 +160,13 @@ def nc_stream_shuffle(
     wanted = np.array([p - p % QUADRANT + mask[p % QUADRANT] for p in rows], np.int64)
     if not rows:
         return finish("vector", "nc_stream_shuffle", (dst,), (src,))
-    source = _partitions(me, src, 0, int(wanted.max()) + 1)
-    missing = source.storage.unwritten_in(source.v)
+    read = _partitions(me, src, 0, int(wanted.max()) + 1)
+    missing = read.storage.unwritten_in(read.v)
     if missing is not None and missing[wanted].all():
-        raw(source, me, "src")
-    if missing is not None and source.storage.watch is not None:
-        source.storage.watch.before_read(source.storage, source.v, me, "src")
-    values = source.v.array if missing is not None else raw(source, me, "src")
+        raw(read, me, "src")
+    if missing is not None and read.storage.watch is not None:
+        read.storage.watch.before_read(read.storage, read.v, me, "src")
+    values = read.v.array if missing is not None else raw(read, me, "src")
     values = values[wanted].reshape((len(rows), *out.shape[1:]))
     if len(rows) == out.partitions:
         target(dst, me).array[...] = values
