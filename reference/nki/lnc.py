@@ -47,6 +47,7 @@ class CorePair:
         self.cores = [_PairedCore(i, self) for i in range(2)]
         self.turn = [threading.Semaphore(0) for _ in range(2)]
         self.done = [False, False]
+        self.ended = [threading.Event() for _ in range(2)]
         self.waiting: list[object] = [None, None]
         self.failure: BaseException | None = None
         self.shared: list[tuple[object, Storage]] = []
@@ -67,15 +68,18 @@ class CorePair:
         for thread in threads:
             thread.start()
         self._activate(0)
+        # not Thread.join: interrupted, it takes the thread for ended (Python 3.11)
         try:
-            for thread in threads:
-                thread.join()
+            for ended in self.ended:
+                ended.wait()
         except BaseException as interrupt:  # Ctrl-C reaches the launching thread only
             self.failure = interrupt
             for core in self.cores:
                 core.switch = core.stop
-            for thread in threads:
-                thread.join()
+            for ended in self.ended:
+                ended.wait()
+        for thread in threads:
+            thread.join()
         RUN.core = None
         for storage in self.watched:
             watch = storage.watch
@@ -111,6 +115,7 @@ class CorePair:
                     "its kernel; both cores must execute the same sendrecv and core_barrier"
                 )
             self._activate(other)
+        self.ended[index].set()
 
     def _activate(self, index: int) -> None:
         RUN.core = self.cores[index]
