@@ -37,7 +37,10 @@ except ModuleNotFoundError as error:
 
 STAGES = ("traces", "fuzzer", "unit tests", "atomicity tests", "exploration")
 ATOMICITY_TESTS = "test_atomicity.py"
-GOLDEN_TESTS = "test_golden_traces.py"
+NO_CASES = {
+    "test_golden_traces.py": "each of the traces is a case",
+    "test_cost_and_memory.py": "measures memory, of which the recorder itself takes some",
+}
 FUZZ_ROUNDS = 4
 """Rounds of the fuzzer per scheduler kind and policy."""
 WORLD_SIZE, WORLD_STEP = Size(2, 3, 2), 60
@@ -172,9 +175,9 @@ def pytest_options(root: Path) -> list[str]:
 
 
 def unit_tests(root: Path) -> list[Path]:
-    """Test files of the scheduler; the golden traces are cases of their own."""
+    """Test files of the scheduler that hold cases."""
     tests = (root / "tests" / "scheduler").glob("test_*.py")
-    return sorted(path for path in tests if path.name != GOLDEN_TESTS)
+    return sorted(path for path in tests if path.name not in NO_CASES)
 
 
 def fuzzer_runs(path: Path) -> list[dict[str, Any]]:
