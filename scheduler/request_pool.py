@@ -22,7 +22,6 @@ class RequestPool:
         self.max_model_len = config.max_model_len
         self.block_size = config.block_size
         self.num_spec_tokens = config.num_speculative_tokens
-        self.num_lookahead_tokens = config.num_lookahead_tokens
 
         self._transaction = Transaction()
         self.kv_cache_manager = KVCacheManager(config, self._transaction)
