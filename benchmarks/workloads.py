@@ -122,8 +122,10 @@ class Decode:
 
     @property
     def label(self) -> str:
-        """Batch x context, heads x head size."""
-        return f"decode {self.batch}x{self.context}, {self.q_heads}x{self.head_dim}"
+        """Batch x context, query heads / KV heads x head size, block size."""
+        heads = f"{self.q_heads}" if self.kv_heads == 1 else f"{self.q_heads}/{self.kv_heads}"
+        blocks = "" if self.block_size == 32 else f", blocks of {self.block_size}"
+        return f"decode {self.batch}x{self.context}, {heads}x{self.head_dim}{blocks}"
 
     @property
     def kernel(self) -> str:

@@ -16,6 +16,10 @@ GROUP_BYTES = 4 * SLOT_BYTES
 STAGED_BYTES = 4 * GROUP_BYTES
 """Most bytes of the keys of a trip per partition; as many values beside them."""
 
+GROUPS = 4
+"""Groups that a trip's work is spread over if it has more slots than that, so that loads, scores
+and values overlap; at most twice as many make a trip."""
+
 SCORE_BANKS = 2
 """PSUM banks of the scores of a group, at most."""
 
@@ -53,7 +57,7 @@ def decode_shape(
     head_bytes = head_dim * itemsize
     tokens = TOKENS
     while tokens > 1 and (
-        tokens * PARTITIONS * num_cores >= 2 * table_tokens
+        2 * tokens * PARTITIONS * num_cores >= 3 * table_tokens
         or tokens * head_bytes > SLOT_BYTES
         or tokens * rows_per_kv_head > MATMUL_COLUMNS
     ):
@@ -71,12 +75,12 @@ def decode_shape(
     total = cdiv(num_requests * (num_kv_heads // heads) * slots_of_chain, num_cores)
     per_bank = MATMUL_COLUMNS // (tokens * rows)
     fitting = min(
-        total, GROUP_BYTES // (heads * tokens * head_bytes), PARTITIONS // rows,
-        per_bank * SCORE_BANKS,
+        total if total <= GROUPS else cdiv(total, GROUPS),
+        GROUP_BYTES // (heads * tokens * head_bytes), PARTITIONS // rows, per_bank * SCORE_BANKS,
     )  # fmt: skip
     slots = fitting if fitting <= per_bank else fitting // SCORE_BANKS * SCORE_BANKS
     staged = STAGED_BYTES // (slots * heads * tokens * head_bytes)
-    groups = min(cdiv(total, slots), 4, staged)
+    groups = min(cdiv(total, slots), 2 * GROUPS, staged)
     edges = (1 + has_window) * (tokens + num_queries - 2)
     edge_tiles = max(1, cdiv(slots * edges, PARTITIONS))
     return DecodeShape(heads, rows, tokens, slots, groups, edge_tiles, cdiv(total, slots * groups))

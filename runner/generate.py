@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ..kernels.backend import BACKEND
 from ..reference.extras import MissingExtraError
-from ..reference.paging import num_blocks_for
+from ..reference.paging import default_buckets, num_blocks_for
 from ..scheduler import SchedulerConfig
 from .cli import PARTLY_FAILED, failure
 from .engine import Engine
@@ -110,7 +110,9 @@ def generate(
             checkpoint = load_checkpoint(path)
             llama = Llama(checkpoint.config, checkpoint.weights, dtype)
             advance(1)
-        engine = Engine(llama, config, keep_logits=check)
+        # A decode costs what its table could hold in the first trip: short contexts, short tables.
+        contexts = default_buckets(max_model_len)[:-1]
+        engine = Engine(llama, config, decode_context_length_buckets=contexts, keep_logits=check)
         results = submit(engine, checkpoint.tokenizer, prompts, max_tokens, chat=chat)
     except (ValueError, MissingExtraError) as error:
         raise typer.Exit(failure(str(error))) from error
