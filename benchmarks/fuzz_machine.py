@@ -137,6 +137,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.propose_drafts(data)
             if not self.stopped:
                 self.schedule()
+        # Some rules need a scheduler between steps.
+        if not self.stopped and data.draw(st.booleans()):
+            self.deliver(data)
 
     @precondition(lambda self: not self.stopped)
     @rule(data=st.data())

@@ -1,6 +1,6 @@
 """Steps decided before the tokens of the previous one are known, worked out by hand."""
 
-from segattn.scheduler import AsyncScheduler, SchedulerConfig
+from segattn.scheduler import AsyncScheduler, RequestStatus, SchedulerConfig
 from segattn.tests.scheduler.base import add, make, update
 
 
@@ -51,6 +51,23 @@ def test_tokens_in_flight_at_a_reset_are_dropped() -> None:
     assert update(scheduler, output, a=5) == []
     assert request.async_tokens_to_discard == 0
     assert scheduler.schedule().num_scheduled_tokens == {"a": 3}
+
+
+def test_a_request_resumed_before_its_token_arrives_samples_nothing() -> None:
+    # Four blocks of 4: "a" grows into the block of "b", whose token is in flight and still comes.
+    scheduler = make(AsyncScheduler, num_blocks=5, enable_prefix_caching=False)
+    add(scheduler, "a", 8, max_tokens=2)
+    b = add(scheduler, "b", 7)
+    first = scheduler.schedule()
+    assert first.num_scheduled_tokens == {"a": 8, "b": 7}
+    second = scheduler.schedule()
+    assert (second.num_scheduled_tokens, second.preempted_req_ids) == ({"a": 1}, {"b"})
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    third = scheduler.schedule()
+    assert third.num_scheduled_tokens == {"b": 7}
+    # Its eighth token is known to come, so these seven are a chunk.
+    assert (b.is_prefill_chunk, b.num_output_placeholders) == (True, 1)
+    assert update(scheduler, first, b=5)[0].new_token_ids == [5]
 
 
 def test_async_caches_a_block_when_its_last_token_arrives() -> None:

@@ -69,6 +69,13 @@ def test_the_token_budget_of_a_step_can_be_lowered() -> None:
     assert SchedulerConfig(**VALID, max_num_scheduled_tokens=7).step_token_budget == 7
 
 
+def test_a_refusal_says_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match=r"^block_size=0: must be an integer >= 1$"):
+        SchedulerConfig(**{**VALID, "block_size": 0})
+    with pytest.raises(ValueError, match=r"=65: must be an integer >= 1 and <= 64$"):
+        SchedulerConfig(**VALID, max_num_scheduled_tokens=65)
+
+
 @pytest.mark.parametrize("watermark", [0.0, 1.0])
 def test_a_watermark_may_be_nothing_or_everything(watermark: float) -> None:
     assert SchedulerConfig(**VALID, watermark=watermark).watermark == watermark

@@ -1,10 +1,11 @@
-"""Several blocks of one content: the earliest is found, and an undo brings back their order."""
+"""Digests of prompts, and several blocks of one content."""
 
 from contextlib import suppress
+from copy import deepcopy
 
 import pytest
 
-from segattn.scheduler.prefix_cache import PrefixCache
+from segattn.scheduler.prefix_cache import PrefixCache, PrefixHasher, pack_tokens
 from segattn.scheduler.transaction import Transaction
 
 DIGEST, OTHER = b"d" * 32, b"e" * 32
@@ -81,3 +82,20 @@ def test_a_block_that_is_not_cached_cannot_be_evicted() -> None:
     with pytest.raises(ValueError, match="block=6 is not cached"):
         cache.evict([6])
     assert cache.digests() == [DIGEST, OTHER]
+
+
+def test_clearing_forgets_every_block_of_a_content() -> None:
+    cache, transaction = filled()
+    cache.clear()
+    assert cache.block_hash == [None] * 8
+    with transaction:
+        cache.insert([6], [DIGEST])
+    assert cache.blocks_of(DIGEST) == [6]
+
+
+def test_a_copied_hasher_goes_on_by_itself() -> None:
+    hasher = PrefixHasher(2, "salt")
+    hasher.digests(pack_tokens([1, 2]))
+    copied = deepcopy(hasher)
+    expected = hasher.digests(pack_tokens([3, 4]))
+    assert copied.digests(pack_tokens([3, 4])) == expected != hasher.digests(pack_tokens([3, 4]))

@@ -1,9 +1,15 @@
 """Digests of a prompt are the same whatever prompts came before it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segattn.scheduler.prefix_cache import PrefixHasher, RecentPrompts, pack_tokens
+from segattn.scheduler.prefix_cache import (
+    PrefixHasher,
+    RecentPrompts,
+    _num_common_blocks,
+    pack_tokens,
+)
 
 STEM = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 
@@ -53,3 +59,40 @@ def test_what_is_kept_of_earlier_prompts_is_bounded() -> None:
         recent.digests(PrefixHasher(2, None), pack_tokens([number, *STEM]))
     kept = list(recent._prompts.values())
     assert [len(packed) for packed, _ in kept] == [8] * 14 + [44] * 2
+
+
+BLOCKS = st.lists(st.sampled_from([b"aaaa", b"aaab"]), min_size=0, max_size=9)
+
+
+@given(one=BLOCKS, other=BLOCKS, rest=st.sampled_from([b"", b"aaa"]))
+def test_all_blocks_that_two_prompts_share_are_found(
+    one: list[bytes], other: list[bytes], rest: bytes
+) -> None:
+    num_common = 0
+    for ours, theirs in zip(one, other, strict=False):
+        if ours != theirs:
+            break
+        num_common += 1
+    first = b"bbbb"
+    found = _num_common_blocks(b"".join([first, *one]) + rest, b"".join([first, *other]), 4)
+    assert found == 1 + num_common
+
+
+def test_a_prompt_that_is_known_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    digests = PrefixHasher.digests
+
+    def count(self: PrefixHasher, packed: bytes, begin: int = 0) -> list[bytes]:
+        found = digests(self, packed, begin)
+        hashed.append(len(found))
+        return found
+
+    monkeypatch.setattr(PrefixHasher, "digests", count)
+    recent = RecentPrompts(block_size=4)
+    num_hashed = []
+    for last in (7, 7, 7, 8):
+        hashed.clear()
+        recent.digests(PrefixHasher(4, None), pack_tokens([*range(39), last]))
+        num_hashed.append(sum(hashed))
+    # Its first block tells that it is known; of a new prompt only that is kept.
+    assert num_hashed == [10, 10, 1, 2]

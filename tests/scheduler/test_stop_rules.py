@@ -79,6 +79,19 @@ def test_drafts_are_cut_by_the_budget_and_serve_one_step() -> None:
     assert request.spec_token_ids == []
 
 
+def test_a_preempted_request_loses_its_drafts() -> None:
+    scheduler = make(num_speculative_tokens=2)
+    add(scheduler, "a", 3)
+    update(scheduler, scheduler.schedule(), a=1)
+    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[2, 3]]))
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"a": 4}
+    update(scheduler, output, a=2)
+    output = scheduler.schedule()
+    assert (output.num_scheduled_tokens, output.scheduled_spec_decode_tokens) == ({"a": 1}, {})
+
+
 def test_a_prompt_in_chunks_takes_no_drafts() -> None:
     scheduler = make(max_num_batched_tokens=4)
     request = add(scheduler, "a", 6)
