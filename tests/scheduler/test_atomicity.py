@@ -232,7 +232,7 @@ def test_a_failing_update_restores_stop_reasons_and_tokens_to_discard() -> None:
         scheduler.add_request(Request(name, [1, 2, 3], 8))
     first = scheduler.schedule()
     output = sample(scheduler, first)
-    scheduler.reset_prefix_cache(reset_running_requests=True)
+    call_after_every_failure(scheduler, scheduler.reset_prefix_cache, True)
     scheduler.schedule()
     discarded, num_calls = call_after_every_failure(
         scheduler, scheduler.update_from_output, first, output
