@@ -86,13 +86,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         some = st.integers(0, self.num_added - 1).map("r{}".format)
         self.apply(["abort", data.draw(st.lists(some, min_size=1, max_size=2))])
 
-    @precondition(
-        lambda self: not self.stopped and (self.comparison.depth > 1 or not self.comparison.pending)
-    )
-    @rule(running=st.booleans())
-    def reset(self, running: bool) -> None:
-        """Reset the prefix cache, between steps or with one in flight."""
-        self.apply(["reset", int(running)])
+    @precondition(lambda self: not self.stopped)
+    @rule(data=st.data(), running=st.booleans())
+    def reset(self, data: st.DataObject, running: bool) -> None:
+        """Reset the prefix cache, between steps or, as asynchronous engines do, in one."""
+        if self.comparison.pending and self.comparison.depth == 1:
+            self.deliver(data)
+        if not self.stopped:
+            self.apply(["reset", int(running)])
 
     @precondition(lambda self: not self.stopped)
     @rule(state=st.sampled_from([0, 0, 1, 2]))

@@ -34,7 +34,7 @@ def configs(draw: st.DrawFn, kind: str) -> dict[str, Any]:
         "max_num_batched_tokens": budget,
         "max_model_len": max_model_len,
         "block_size": block_size,
-        "num_blocks": draw(st.integers(1 + (whole + 1) // 2, 1 + 3 * whole)),
+        "num_blocks": draw(st.integers(1 + (whole + 1) // 2, 1 + 4 * whole)),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
         "enable_chunked_prefill": chunked,
         "policy": draw(st.sampled_from(["fcfs", "priority"])),

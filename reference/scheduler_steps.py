@@ -268,7 +268,8 @@ def finish(state: State, row: int, status: Status) -> None:
     state.waiting = without(state.waiting, row)
     state.running = without(state.running, row)
     state.requests["status"][row] = status
-    state.finished.append(state.ids[row])
+    if state.ids[row] not in state.finished:  # an id can come again and end again within a step
+        state.finished.append(state.ids[row])
 
 
 def update_base(

@@ -165,3 +165,13 @@ def test_pause_states_hide_requests_from_the_count() -> None:
     assert counts == {Pause.UNPAUSED: 2, Pause.PAUSED_NEW: 1, Pause.PAUSED_ALL: 0}
     assert model.finish_requests(["a", "zzz"], Status.FINISHED_ABORTED) == ["a"]
     assert model.has_requests()
+
+
+def test_an_id_that_ends_twice_between_two_steps_is_reported_once() -> None:
+    # finished_req_ids is a set in vLLM.
+    model = SchedulingModel(Rules(2, 32, 16, 4, 32))
+    for _ in range(2):
+        model.add_request(NewRequest("a", [1], 5))
+        model.finish_requests(["a"], Status.FINISHED_ABORTED)
+    assert model.schedule().finished == ["a"]
+    assert not model.has_requests()
