@@ -47,7 +47,7 @@ class DecodeGroup(nl.NKIObject):
         self.sums = SlotSums(sums, slots)
         # Tokens whose keys are transposed together: their features fill the 128 partitions.
         self.pack = 1
-        if PARTITIONS % d == 0:
+        if PARTITIONS % d == 0 and stage.key_blocks is None:
             self.pack = min(tokens, PARTITIONS // d)
         self.slots_per_bank = slots // buffers.score_banks
         # Slots whose maxima one instruction finds: a quarter of a bank.
@@ -139,6 +139,62 @@ class DecodeGroup(nl.NKIObject):
         nisa.tensor_copy(dst=keys, src=bank[0:width, 0:columns], engine=engine)
         return keys
 
+    def select_keys(
+        self,
+        present: nl.NkiTensor,  # [128, slots * 128] uint8: whether a partition has a run
+        first: int,
+        count: int,
+        keys: nl.NkiTensor,  # [128, count * 128 or more], result
+    ) -> None:
+        """Chunks of slots that lie in columns already, zero where there is no run."""
+        parts, tokens = len(self.queries), self.tokens
+        done = 0
+        while done < count:
+            slot = (first + done) // self.slot_chunks
+            inner = (first + done) % self.slot_chunks
+            part = inner % parts
+            head = inner // parts // tokens
+            token = inner // parts % tokens
+            together = 1
+            if parts == 1:
+                together = min(count - done, tokens - token)
+            width = min(PARTITIONS, self.d - part * PARTITIONS)
+            nisa.select_reduce(
+                dst=keys.ap(
+                    [[keys.shape[1], width], [PARTITIONS, together], [1, 8], [8, 16]],
+                    offset=done * PARTITIONS,
+                ),
+                predicate=present.ap(
+                    [[present.shape[1], width], [0, together], [1, 8], [8, 16]],
+                    offset=slot * PARTITIONS,
+                ),
+                on_true=self.stage.key_columns(slot, head, token, together, part),
+                on_false=0.0,
+            )
+            done = done + together
+
+    def select_edges(
+        self,
+        present: nl.NkiTensor,  # [128, ...] uint8, the edge tokens behind the slots
+        first: int,
+        count: int,
+        keys: nl.NkiTensor,  # [128, count * 128 or more], result
+    ) -> None:
+        """Chunks of edge tokens that lie in columns already, zero where there is no token."""
+        parts, heads = len(self.queries), self.heads
+        for i in range(count):
+            part = (first + i) % parts
+            head = (first + i) // parts % heads
+            tile = (first + i) // parts // heads
+            width = min(PARTITIONS, self.d - part * PARTITIONS)
+            begin = (self.slots + tile) * PARTITIONS
+            nisa.select_reduce(
+                dst=keys[0:width, i * PARTITIONS : (i + 1) * PARTITIONS],
+                predicate=present[0:width, begin : begin + PARTITIONS],
+                on_true=self.stage.edge_columns(tile, head, part),
+                on_false=0.0,
+            )
+
     def banks(self) -> int:
         """Banks of transposed keys: those of the slots, then those of the edge tokens."""
         per_bank = self.buffers.chunks_per_bank()
@@ -158,12 +214,21 @@ class DecodeGroup(nl.NKIObject):
             total = self.edge_chunks
             pack = 1
         count = min(per_bank, total - first)
+        present = self.stage.present
+        if present is not None:
+            keys = self.buffers.next_keys()
+            if edges:
+                self.select_edges(present, first, count, keys)
+            else:
+                self.select_keys(present, first, count, keys)
+            self.turned.append(TurnedKeys(keys, first, count, edges))
+            return
         chunks: list[nl.NkiTensor] = []
         for chunk in range(first, first + count):
-            stage = self.stage.k_stage[self.slots]
+            stage = self.stage.k_stage[self.slots][0]
             inner = chunk
             if not edges:
-                stage = self.stage.k_stage[chunk // self.slot_chunks]
+                stage = self.stage.k_stage[chunk // self.slot_chunks][0]
                 inner = chunk % self.slot_chunks
             column = inner // parts * pack * d + inner % parts * PARTITIONS
             width = pack * min(PARTITIONS, d - inner % parts * PARTITIONS)

@@ -52,6 +52,18 @@ class DecodePlan:
     """[C, 1, rows] uint8."""
     empty_chains: Array
     """[C, 128 * n] int32: chains without slots, whose output is zero."""
+    key_blocks: Array | None
+    """[C * L, groups, slots * (n + edge_runs)] int32: the n blocks of each slot, counted per KV
+    head, then the runs of its edge tokens, in units of `tokens` elements; -1 where absent. This
+    and the next with a pre-transposed K cache only."""
+    present: Array | None
+    """[C * L, groups, 128 * (slots + edge_tiles)] uint8: whether a partition has a run or token."""
+
+    def key_arrays(self) -> tuple[Array, ...]:
+        """The arrays for a pre-transposed K cache, in the order of the kernel's arguments."""
+        if self.key_blocks is None or self.present is None:
+            return ()
+        return self.key_blocks, self.present
 
     def arrays(self) -> tuple[Array, ...]:
         """The arrays in the order of the kernel's arguments."""
@@ -104,6 +116,7 @@ def _add_request(
     window: int | None,
     block_size: int,
     num_kv_heads: int,
+    whole_blocks: bool,
 ) -> None:
     """The chains of a request, one per group of KV heads."""
     tokens, heads = chains.tokens, num_kv_heads // num_groups
@@ -120,12 +133,25 @@ def _add_request(
     seen &= np.arange(num_queries) < real
     edges = _cached_rows(table, positions, 1, block_size, num_kv_heads)
     runs, needed = runs[runs >= 0], (edges >= 0) & seen.any(1)
+    if whole_blocks:
+        runs = _in_whole_blocks(runs, block_size // tokens)
     edges, seen = edges[needed], seen[needed]
     if not len(runs) and not len(edges):
         return
     for group in range(num_groups):
         rows_before = group * heads * block_size
-        chains.add(first_chain + group, runs + rows_before // tokens, edges + rows_before, seen)
+        own_runs = np.where(runs < 0, -1, runs + rows_before // tokens)
+        chains.add(first_chain + group, own_runs, edges + rows_before, seen)
+
+
+def _in_whole_blocks(runs: Array, per_block: int) -> Array:
+    """Runs in blocks of `per_block` places, -1 at those that are missing."""
+    blocks, place = runs // per_block, runs % per_block
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    of_block = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(runs)))
+    placed = np.full((len(starts), per_block), -1, np.int64)
+    placed[of_block, place] = runs
+    return placed.ravel()
 
 
 PARTITION_OF = np.arange(PARTITIONS) % 16 * 8 + np.arange(PARTITIONS) // 16
@@ -143,6 +169,7 @@ def plan_decode(
     block_size: int,
     num_kv_heads: int,
     num_cores: int,
+    transposed_features: int | None = None,  # head_dim, if the K cache is pre-transposed
 ) -> DecodePlan:
     """The work of a call. Lengths must be covered by the tables."""
     num_groups = num_kv_heads // shape.heads
@@ -153,8 +180,10 @@ def plan_decode(
             _add_request(
                 chains, request * num_groups, num_groups, table, int(context_lens[request]),
                 int(query_lens[request]), num_queries, window, block_size, num_kv_heads,
+                transposed_features is not None,
             )  # fmt: skip
-    return _Layout(shape, chains, query_lens, num_queries, num_groups, num_cores).plan()
+    layout = _Layout(shape, chains, query_lens, num_queries, num_groups, num_cores)
+    return layout.plan(block_size, transposed_features)
 
 
 class _Layout:
@@ -178,7 +207,7 @@ class _Layout:
         self.real = np.repeat(per_request.reshape(len(query_lens), shape.rows), num_groups, 0)
         """[chains, rows]."""
 
-    def plan(self) -> DecodePlan:
+    def plan(self, block_size: int, transposed_features: int | None) -> DecodePlan:
         """All arrays."""
         shape, chains, cores = self.shape, self.chains, self.num_cores
         every_run = np.concatenate([np.empty((0, PARTITIONS), np.int64), *chains.runs])
@@ -200,11 +229,26 @@ class _Layout:
             is_last = order == last_slot[own]
             ends[core, :n] = is_last & (own != shared)
             edge_slots += [(core, int(i), int(own[i])) for i in np.flatnonzero(is_last)]
-        edge_rows, edge_seen = self._edges(edge_slots)
+        edge_rows, edge_seen, edge_runs = self._edges(edge_slots)
         lead = (cores * self.length, shape.groups)
         rows = chain[..., None] * shape.rows + np.arange(shape.rows)
         out_rows = np.where(ends[..., None] & True, rows, -1).astype(np.int32)
         by_slot = runs.reshape(*lead, shape.slots, PARTITIONS).swapaxes(2, 3)
+        key_blocks: Array | None = None
+        present: Array | None = None
+        if transposed_features is not None:
+            per_block = block_size // shape.tokens
+            in_slot = PARTITIONS // per_block
+            slot_blocks = np.full((cores, self.slots, in_slot), -1, np.int32)
+            blocks = (every_run // per_block).reshape(-1, in_slot, per_block).max(2)
+            for core, order in enumerate(orders):
+                slot_blocks[core, : len(order)] = blocks[order]
+            units = edge_runs // per_block * (per_block * transposed_features)
+            units = np.where(edge_runs < 0, -1, units + edge_runs % per_block).astype(np.int32)
+            key_blocks = np.concatenate([slot_blocks.reshape(*lead, -1), units], axis=2)
+            edges = (edge_rows >= 0).swapaxes(2, 3).reshape(*lead, -1)
+            present = np.concatenate([(runs >= 0).reshape(*lead, -1), edges], axis=2)
+            present = present.astype(np.uint8)
         shared_chain = max(shared, 0)
         shared_rows = np.full((cores, 1, shape.rows), -1, np.int32)
         if shared >= 0:
@@ -227,6 +271,8 @@ class _Layout:
             shared_rows,
             np.tile(self.real[shared_chain].astype(np.uint8), (cores, 1, 1)),
             self._empty_chains(),
+            key_blocks,
+            present,
         )
 
     def _shares(self, chain_of: Array) -> tuple[list[Array], int]:
@@ -242,14 +288,19 @@ class _Layout:
         is_shared = chain_of[second] == shared
         return [first, np.concatenate([second[~is_shared], second[is_shared]])], shared
 
-    def _edges(self, edge_slots: list[tuple[int, int, int]]) -> tuple[Array, Array]:
-        """Edge columns of gather_rows, and edge_seen."""
+    def _edges(self, edge_slots: list[tuple[int, int, int]]) -> tuple[Array, Array, Array]:
+        """Edge columns of gather_rows, edge_seen, and the runs [.., slots * edge_runs] of edges.
+
+        With edge runs a token's place is that of its run in the order of the slots, otherwise the
+        next free one, spread over the partitions.
+        """
         shape = self.shape
         lead = (self.num_cores * self.length, shape.groups)
         rows = np.full((*lead, PARTITIONS, shape.edge_tiles), -1, np.int32)
         seen = np.zeros(
             (*lead, PARTITIONS, shape.edge_tiles, shape.slots, self.num_queries), np.uint8
         )
+        runs = np.full((*lead, shape.slots * shape.edge_runs), -1, np.int64)
         used = np.zeros(lead, np.int64)
         for core, slot, chain in edge_slots:
             edge_rows, edge_seen = self.chains.edges[chain]
@@ -258,10 +309,16 @@ class _Layout:
             at = core * self.length + trip, group
             places = used[at] + np.arange(len(edge_rows))
             partition, tile = PARTITION_OF[places % PARTITIONS], places // PARTITIONS
+            if shape.edge_runs:
+                own, run = np.unique(edge_rows // shape.tokens, return_inverse=True)
+                first = column * shape.edge_runs
+                runs[(*at, first + np.arange(len(own)))] = own
+                places = (first + run) * shape.tokens + edge_rows % shape.tokens
+                partition, tile = places % PARTITIONS, places // PARTITIONS
             rows[(*at, partition, tile)] = edge_rows
             seen[(*at, partition, tile, column)] = edge_seen
             used[at] += len(edge_rows)
-        return rows, seen.reshape(*lead, PARTITIONS, -1)
+        return rows, seen.reshape(*lead, PARTITIONS, -1), runs
 
     def _empty_chains(self) -> Array:
         """Chains without slots, spread over the cores."""

@@ -10,6 +10,9 @@ TOKENS = 16
 """Most tokens of a run: 4 KiB of a 16-bit head of 128, which saturates a DMA descriptor; no more
 than the smallest block."""
 
+FAST_STRIDE = 16
+"""Most bytes between elements that the engines read at full speed."""
+
 GROUP_BYTES = 4 * SLOT_BYTES
 """Most bytes of a group's keys per partition."""
 
@@ -40,6 +43,8 @@ class DecodeShape:
     """Tiles of 128 edge tokens per group."""
     trips: int
     """Most trips."""
+    edge_runs: int = 0
+    """Runs that hold the edge tokens of a slot, with a pre-transposed K cache."""
 
 
 def decode_shape(
@@ -52,10 +57,20 @@ def decode_shape(
     table_tokens: int,
     has_window: bool,
     num_cores: int,
+    k_pre_transposed: bool = False,
 ) -> DecodeShape:
     """Sizes for these shapes; rows_per_kv_head is at most 128."""
-    head_bytes = head_dim * itemsize
+    # Columns of keys take the partitions of 128 features, however few there are.
+    head_bytes = (max(head_dim, PARTITIONS) if k_pre_transposed else head_dim) * itemsize
     tokens = TOKENS
+    # The columns of a token of each run are `tokens` apart, and DVE reads no wider at full speed. A
+    # DMA brings the columns of a block for all heads of a chain: rather more heads than tokens.
+    while (
+        k_pre_transposed
+        and tokens > 1
+        and (tokens * itemsize > FAST_STRIDE or tokens * num_kv_heads > TOKENS)
+    ):
+        tokens //= 2
     while tokens > 1 and (
         2 * tokens * PARTITIONS * num_cores >= 3 * table_tokens
         or tokens * head_bytes > SLOT_BYTES
@@ -82,5 +97,10 @@ def decode_shape(
     staged = STAGED_BYTES // (slots * heads * tokens * head_bytes)
     groups = min(cdiv(total, slots), 2 * GROUPS, staged)
     edges = (1 + has_window) * (tokens + num_queries - 2)
+    edge_runs = 0
+    if k_pre_transposed:
+        edge_runs = max(1, (1 + has_window) * cdiv(tokens + num_queries - 2, tokens))
+        edges = edge_runs * tokens
     edge_tiles = max(1, cdiv(slots * edges, PARTITIONS))
-    return DecodeShape(heads, rows, tokens, slots, groups, edge_tiles, cdiv(total, slots * groups))
+    trips = cdiv(total, slots * groups)
+    return DecodeShape(heads, rows, tokens, slots, groups, edge_tiles, trips, edge_runs)

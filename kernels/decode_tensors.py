@@ -35,6 +35,8 @@ class DecodePlanTensors(nl.NKIObject):
     begins: nl.NkiTensor
     out_rows: nl.NkiTensor
     real_rows: nl.NkiTensor
+    key_blocks: nl.NkiTensor | None
+    present: nl.NkiTensor | None
     first: int  # entry of the core's first trip
 
     def entry(
@@ -60,8 +62,8 @@ class DecodeTensors(nl.NKIObject):
     """Arguments of the kernel that slots read, and sizes of a chain."""
 
     q: nl.NkiTensor  # [B, H, T, d]
-    k_cache: nl.NkiTensor  # [num_blocks, KV, block_size, d]
-    v_cache: nl.NkiTensor
+    k_cache: nl.NkiTensor  # [num_blocks, KV, block_size, d], or [num_blocks, KV, d, block_size]
+    v_cache: nl.NkiTensor  # [num_blocks, KV, block_size, d]
     sinks: nl.NkiTensor | None  # [1, H] fp32
     k_scales: nl.NkiTensor | None  # [1, KV] fp32
     v_scales: nl.NkiTensor | None

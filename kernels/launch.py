@@ -187,6 +187,7 @@ def paged_decode(
     sinks: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
 ) -> Any:
@@ -207,7 +208,7 @@ def paged_decode(
     check_choice("softmax", softmax, ("auto", "exact"))
     check_shape("q", q_, (None, None, None, None))
     num_requests, num_q_heads, num_queries, head_dim = q_.shape
-    check_caches(k_rows, v_rows, None, head_dim)
+    check_caches(k_rows, v_rows, None, head_dim, k_pre_transposed)
     check_dtypes(q_.dtype, {}, {"k_cache": k_rows, "v_cache": v_rows})
     group = queries_per_kv_head(num_q_heads, k_rows.shape[1])
     if group * num_queries > PARTITIONS:
@@ -230,16 +231,18 @@ def paged_decode(
     shape = decode_shape(
         num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, q_.dtype.itemsize,
         tables.shape[1] * block_size, window is not None, lnc,
+        k_pre_transposed,
     )  # fmt: skip
     plan = plan_decode(
-        shape, tables, lengths, queries, num_queries, window, block_size, num_kv_heads, lnc
-    )
+        shape, tables, lengths, queries, num_queries, window, block_size, num_kv_heads, lnc,
+        head_dim if k_pre_transposed else None,
+    )  # fmt: skip
     out = run(
         paged_decode_kernel, lnc, q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(),
         shape.heads, shape.tokens, check_scale(scale, head_dim),
         check_sinks(read_optional(kind, sinks), num_q_heads),
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), *plan.key_arrays(),
     )  # fmt: skip
     return kind.give(out)
 

@@ -93,7 +93,8 @@ class GroupStart(nl.NKIObject):
         tile = step - 1
         tiles = group.slots + 1
         if tile < tiles:
-            clear(stage.k_stage[tile], self.zeros, engine)
+            for keys in stage.k_stage[tile]:
+                clear(keys, self.zeros, engine)
             stage.gather_keys(tile)
         else:
             clear(stage.v_stage[tile - tiles], self.zeros, engine)
@@ -357,11 +358,13 @@ def paged_decode_kernel(
     sinks: nl.NkiTensor | None,  # [1, H] fp32
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
+    key_blocks: nl.NkiTensor | None = None,  # with these arrays of the plan the K cache is
+    present: nl.NkiTensor | None = None,  # [num_blocks, KV, d, block_size]
 ) -> nl.NkiTensor:
     """Attention [B, H, T, d] of each request's last tokens over its context."""
     _, num_q_heads, num_queries, d = q.shape
     num_kv_heads = k_cache.shape[1]
-    assert k_cache.shape[2] % tokens == 0, "a run must lie in one block"
+    assert v_cache.shape[2] % tokens == 0, "a run must lie in one block"
     rows = num_q_heads // num_kv_heads * heads * num_queries
     assert rows <= PARTITIONS, "the query rows of a chain must fit 128 partitions"
     core = nl.program_id(0)
@@ -373,8 +376,9 @@ def paged_decode_kernel(
 
     tensors = DecodeTensors(q, k_cache, v_cache, sinks, k_scales, v_scales, heads, tokens, rows)
     plan = DecodePlanTensors(
-        gather_rows, chains, absent, edge_seen, begins, out_rows, real_rows, core * length
-    )
+        gather_rows, chains, absent, edge_seen, begins, out_rows, real_rows, key_blocks, present,
+        core * length,
+    )  # fmt: skip
     shape = SumsShape(rows, d, (d + PARTITIONS - 1) // PARTITIONS)
     groups: list[DecodeGroup] = []
     zeros = nl.ndarray((PARTITIONS, SLOT_BYTES // 4), dtype=nl.float32, buffer=nl.sbuf)

@@ -26,8 +26,10 @@ except ImportError as error:
 _CHUNK = "Tensor q, Tensor k, Tensor v, "
 _SCALES = "Tensor? k_scale=None, Tensor? v_scale=None"
 _CACHES = f"{_SCALES}, bool k_pre_transposed=False"
-_MASKS = "float? scale=None, int? sliding_window=None, Tensor? sinks=None"
-_OPTIONS = f'{_MASKS}, {_CACHES}, str softmax="auto", int lnc=1'
+_OPTIONS = (
+    "float? scale=None, int? sliding_window=None, Tensor? sinks=None, "
+    f'{_CACHES}, str softmax="auto", int lnc=1'
+)
 
 
 def _attention(q: Any, *others: Any) -> Any:
@@ -82,8 +84,7 @@ for _suffix, _length in ((".tensor", "Tensor"), ("", "SymInt")):
 _register(
     "paged_decode",
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor context_lens, "
-    f"Tensor? query_lens=None, {_MASKS}, {_SCALES}, "
-    'str softmax="auto", int lnc=1) -> Tensor',
+    f"Tensor? query_lens=None, {_OPTIONS}) -> Tensor",
     kernels.paged_decode,
     _attention,
 )

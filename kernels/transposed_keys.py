@@ -19,6 +19,13 @@ def feature_parts(d: int) -> list[tuple[int, int]]:
     return parts
 
 
+def queue_of(index: int) -> tuple[nisa.dge_mode, nisa.engine]:
+    """Who issues the DMA of a block: many small ones are bound by the issue rate of a queue."""
+    if index % 3 == 0:
+        return nisa.dge_mode.hwdge, nisa.engine.sync
+    return nisa.dge_mode.unknown, nisa.engine.unknown
+
+
 class TransposedKeys(nl.NKIObject):
     """Reads key columns of segments of a paged context, one KV head at a time."""
 
@@ -75,6 +82,7 @@ class TransposedKeys(nl.NKIObject):
         for i in range(len(self.parts)):
             first, height = self.parts[i]
             for block in range(self.blocks):
+                mode, engine = queue_of(block)
                 nisa.dma_copy(
                     dst=stage[i][:, block * block_size : (block + 1) * block_size],
                     src=self.k_cache.ap(
@@ -84,6 +92,8 @@ class TransposedKeys(nl.NKIObject):
                         indirect_dim=0,
                     ),
                     oob_mode=nisa.oob_mode.skip,
+                    dge_mode=mode,
+                    engine=engine,
                 )
 
     def in_tile_order(self, tokens: nl.NkiTensor, first_tile: int, num_tiles: int) -> nl.NkiTensor:

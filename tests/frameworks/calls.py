@@ -45,7 +45,7 @@ def make_call(kernel: str, dtype: npt.DTypeLike, *, fp8: bool = False, every: bo
     )  # fmt: skip
     caches = [paged.k_cache, paged.v_cache]
     options: dict[str, Any] = {}
-    if every and kernel != "paged_decode":
+    if every:
         caches[0] = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
         options["k_pre_transposed"] = True
     if kernel != "write_kv_cache" and every:

@@ -92,18 +92,15 @@ def test_caches_pass_through_the_steps_of_one_jitted_function() -> None:
 
 
 def test_vmap_runs_the_kernel_once_per_element() -> None:
-    call = make_call("padded_prefill", np.float32)
+    call = make_call("paged_decode", np.float32)
     positional, _ = arrays(call)
-    counts = jax.numpy.array([5, 0, 40])
-    axes = (0, *[None] * 5, 0)
-    queries = jax.numpy.stack([positional[0], positional[0] * 2, positional[0] * 3])
-    mapped = jax.vmap(jax_ops.padded_prefill, in_axes=axes)
-    outs, k_caches, _ = mapped(queries, *positional[1:6], counts)
+    queries = jax.numpy.stack([positional[0] * factor for factor in (1, 2, 3)])
+    lengths = np.array([[70, 0, 33], [1, 2, 3], [0, 0, 0]], np.int32)
+    mapped = jax.vmap(jax_ops.paged_decode, in_axes=(0, None, None, None, 0))
+    outs = mapped(queries, *positional[1:4], jax.numpy.asarray(lengths))
     for i in range(3):
-        call.arguments[0] = np.asarray(queries[i])
-        call.arguments[6] = int(counts[i])
-        out, k_cache, _ = expected(call)
-        assert_same([outs[i], k_caches[i]], [out, k_cache])
+        call.arguments[0], call.arguments[4] = np.asarray(queries[i]), lengths[i]
+        assert_same([outs[i]], [expected(call)])
 
 
 def test_without_tracing_a_rejected_argument_is_a_value_error() -> None:

@@ -71,14 +71,14 @@ def test_equals_the_reference(
         if length:
             q[request, :, : real[request]] = normal(rng, (heads[0], real[request], d), dtype)
     context_lens = np.array(lengths, np.int32)
-    call = (q, paged.k_cache, paged.v_cache, paged.tables, context_lens)
+    k_cache = options.stored_keys(paged.k_cache)
+    call = (q, k_cache, paged.v_cache, paged.tables, context_lens)
     arguments = {
         "query_lens": None if all_queries else np.array(real, np.int32),
         "scale": scale,
         **options.arguments(rng, heads[0]),
         **options.scales(rng, heads[1], dtype),
     }
-    del arguments["k_pre_transposed"]
     expected = reference.paged_decode(*call, **arguments)
     group, staged = decode_shape.GROUP_BYTES, decode_shape.STAGED_BYTES
     if small_trips:

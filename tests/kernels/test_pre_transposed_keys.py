@@ -7,7 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from segattn.kernels import padded_prefill, segmented_attention, write_kv_cache
+from segattn.kernels import padded_prefill, paged_decode, segmented_attention, write_kv_cache
+from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.nki.cost.result import evaluate
 from segattn.reference.nki.trace import Trace
 from segattn.tests.kernels.cases import padded_rows, paged_tokens
 
@@ -38,6 +40,41 @@ def test_reading_it_transposes_no_key_of_the_prior(softmax: str) -> None:
     # One transpose per tile of 128 cached keys.
     saved = count(paged.k_cache, False) - count(columns, True)
     assert saved >= prior // 128
+
+
+def test_decode_transposes_only_queries_maxima_and_results() -> None:
+    rng = np.random.default_rng(0)
+    paged = paged_tokens(rng, [1000], 1, 64, 128, BF16)
+    columns = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
+    q = rng.standard_normal((1, 4, 1, 64)).astype(BF16)
+    lengths = np.array([1000], np.int32)
+    call = paged.v_cache, paged.tables, lengths
+    assert transposes(paged_decode, q, paged.k_cache, *call) > 3
+    assert transposes(paged_decode, q, columns, *call, k_pre_transposed=True) == 3
+
+
+def test_the_model_lets_it_pay_for_short_chunks_over_fp8_and_not_in_decode() -> None:
+    rng = np.random.default_rng(0)
+
+    def modelled_us(function: Any, *arguments: Any, **options: Any) -> float:
+        with Trace() as trace:
+            function(*arguments, **options)
+        return evaluate(trace.launches[0], BASE).modelled_us
+
+    def ratio(function: Any, before: tuple[Any, ...], paged: Any, *after: Any, **o: Any) -> float:
+        columns = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
+        rows = modelled_us(function, *before, paged.k_cache, paged.v_cache, *after, **o)
+        o["k_pre_transposed"] = True
+        return modelled_us(function, *before, columns, paged.v_cache, *after, **o) / rows
+
+    fp8 = paged_tokens(rng, [8192], 1, 128, 128, ml_dtypes.float8_e4m3fn)
+    chunk = tuple(padded_rows(rng, 1, 512, 512, 128, BF16) for _ in range(3))
+    scales = {"k_scale": 0.5, "v_scale": 0.5}
+    assert ratio(segmented_attention, chunk, fp8, fp8.tables[0], 8192, 512, **scales) < 0.9
+    bf16 = paged_tokens(rng, [8192], 1, 128, 128, BF16)
+    query = (rng.standard_normal((1, 8, 1, 128)).astype(BF16),)
+    lengths = np.array([8192], np.int32)
+    assert ratio(paged_decode, query, bf16, bf16.tables, lengths) > 1.2
 
 
 def test_whole_blocks_are_written_in_rows_and_only_the_rest_by_element() -> None:
