@@ -19,7 +19,8 @@ from segattn import __version__
 from segattn.benchmarks.device import ITERATIONS, DeviceError
 from segattn.benchmarks.kernels_on_device import run_measured
 from segattn.benchmarks.modelled import COLUMNS, Modelled, model, public_functions, record
-from segattn.benchmarks.targets import PADDED, PADDING_LIMIT, TARGETS, Target
+from segattn.benchmarks.targets import EXACT_LIMIT, PADDED, PADDING_LIMIT, TARGETS, Target
+from segattn.benchmarks.workloads import Prefill
 from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
@@ -78,6 +79,12 @@ def padding_ratio(base: CostConstants) -> float:
     return padded / fitting
 
 
+def exact_ratio(workload: Prefill, auto_us: float, base: CostConstants) -> float:
+    """Modelled time of softmax="exact" over that of "auto"."""
+    launches = record(workload, public_functions(), softmax="exact")
+    return model(workload, launches, ("base",), base)[0].us["base"] / auto_us
+
+
 def legend() -> str:
     """What each column of the table is."""
     changes = "; ".join(
@@ -125,6 +132,14 @@ def run_modelled(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(results_file(rows), indent=1))
     met = all(target.holds(modelled) for target, modelled in rows)
+    for target, modelled in rows:
+        if arguments.exact and isinstance(target.workload, Prefill):
+            ratio = exact_ratio(target.workload, modelled.us["base"], constants)
+            met = met and ratio <= EXACT_LIMIT
+            console.print(
+                f"{modelled.label}: exact over auto {ratio:.2f} (limit {EXACT_LIMIT}), modelled",
+                highlight=False,
+            )
     if arguments.padding:
         ratio = padding_ratio(constants)
         met = met and ratio <= PADDING_LIMIT
@@ -177,6 +192,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--profile", action="store_true", help="device: neuron-explorer as well")
     made.add_argument(
         "--padding", action="store_true", help="also compare a padded with a fitting bucket"
+    )
+    made.add_argument(
+        "--exact", action="store_true", help="also compare softmax='exact' with 'auto'"
     )
     made.add_argument(
         "--constants", type=Path, help="results of `segattn bench microbenchmarks` to model with"

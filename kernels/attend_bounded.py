@@ -6,13 +6,15 @@ from .backend import nisa, nl
 from .bounded import BoundedRows
 from .bounded_result import BoundedResult
 from .chunk_stream import ChunkStream
+from .exact_rows import ExactRows
 from .prior_stream import MANY_BLOCKS, PriorStream
+from .share_padding import Condition
 from .shift_estimate import estimate_shift
 from .tile_schedule import PARTITIONS, Share
 
 
 def attend_first_blocks(
-    rows: BoundedRows,
+    rows: Any,  # BoundedRows or ExactRows
     chunk: ChunkStream,
     num_blocks: int,
     prior: PriorStream | None,  # whose first segments are prepared beside
@@ -29,8 +31,11 @@ def attend_first_blocks(
     if prior is not None:
         prior.fetch_first()
     chunk.finish_sample()
-    first = rows.row_tile(0) * PARTITIONS
-    estimate_shift(rows, chunk.chunk.keys[:, first : first + PARTITIONS], ones)
+    if rows.needs_mask:
+        rows.write_constants()
+    else:
+        first = rows.row_tile(0) * PARTITIONS
+        estimate_shift(rows, chunk.chunk.keys[:, first : first + PARTITIONS], ones)
     others: list[Any] = []
     if prior is not None:
         prior.fetch_others()
@@ -63,7 +68,10 @@ def attend_first_blocks(
 
 
 def attend_last_blocks(
-    rows: BoundedRows, chunk: ChunkStream, num_first: int, result: BoundedResult
+    rows: Any,  # BoundedRows or ExactRows
+    chunk: ChunkStream,
+    num_first: int,
+    result: BoundedResult,
 ) -> None:
     """The other blocks over the chunk, after the prior; earlier results are stored beside."""
     if num_first > 0:
@@ -76,7 +84,7 @@ def attend_last_blocks(
     result.finish()
 
 
-def blocks_before_prior(rows: BoundedRows) -> int:
+def blocks_before_prior(rows: BoundedRows | ExactRows) -> int:
     """Blocks that are computed over the chunk before the prior.
 
     The others, the last ones, are left for the end: as many as it takes to hide the normalisation
@@ -126,7 +134,7 @@ def share_sinks(sinks: nl.NkiTensor | None, share: Share) -> nl.NkiTensor | None
     return own
 
 
-def scale_values_bounded(rows: BoundedRows, factor: nl.NkiTensor) -> None:
+def scale_values_bounded(rows: BoundedRows | ExactRows, factor: nl.NkiTensor) -> None:
     """Divide the value columns of the accumulators by a [128, 1] factor, not the row sums."""
     inverse = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=factor)
@@ -142,17 +150,24 @@ def new_flags(num_q_heads: int) -> nl.NkiTensor:
     return flags
 
 
-def new_flag() -> nl.NkiTensor:
-    """[1, 1] int32 SBUF, zero."""
+def write_flag(
+    result: BoundedResult,
+    rows: BoundedRows,
+    flags: nl.NkiTensor,  # [1, H] int32, that of the share's first head is raised
+    share: Share,
+    condition: Condition,  # whether the share was computed
+) -> nl.NkiTensor:
+    """[1, 1] int32: whether a share failed its check."""
     flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.memset(dst=flag, value=0, engine=nisa.engine.gpsimd)
-    return flag
 
+    def write(i: nisa.VirtualRegister | int) -> None:
+        result.write_flag(rows, flag)
 
-def add_flag(flags: nl.NkiTensor, share: Share, flag: nl.NkiTensor) -> None:
-    """Note a share's flag [1, 1] at its first head."""
+    condition.run(write)
     own = flags[:, share.first_head : share.first_head + 1]
     nisa.tensor_tensor(dst=own, data1=own, data2=flag, op=nl.maximum)
+    return flag
 
 
 def store_flags(flags: nl.NkiTensor, core: int, num_cores: int) -> nl.NkiTensor:

@@ -21,6 +21,7 @@ from typing import Any
 
 from .backend import nisa, nl
 from .loading import RowTiles, element_bytes
+from .softmax import ScoreScale
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
 
 BLOCK_TILES = MATMUL_COLUMNS // PARTITIONS
@@ -79,6 +80,8 @@ class BoundedRows(nl.NKIObject):
         self.num_blocks = num_blocks_of(share)
         self.d = d
         self.scale = scale
+        self.needs_mask = False
+        self.scalar_is_free = False
         self.queries = nl.ndarray((d, self.num_tiles * PARTITIONS), dtype=dtype, buffer=nl.sbuf)
         self.neg_shift = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         self.acc = nl.ndarray(
@@ -218,6 +221,10 @@ class BoundedRows(nl.NKIObject):
         """Key tiles of the chunk that a block sees."""
         return self.row_tile(block * BLOCK_TILES + self.tiles_of(block) - 1) + 1
 
+    def shifts_of(self, first: int, end: int) -> nl.NkiTensor:
+        """Minus the shifts of some tiles, 128 x tiles."""
+        return self.neg_shift.ap([[1, PARTITIONS], [0, end - first]])
+
     def clear_from(self, block: int) -> None:
         """Zero the accumulators of this block and those after it."""
         first = block * BLOCK_TILES * (self.d + 1)
@@ -260,10 +267,15 @@ class BoundedRows(nl.NKIObject):
         self,
         keys: nl.NkiTensor,  # [d, tokens * 128]
         values: nl.NkiTensor,  # [128, tokens * (d + 1)]
+        mask: nl.NkiTensor | None,
         tokens: int,
-        exp_scale: float | nl.NkiTensor,
+        scale: ScoreScale,
     ) -> None:
-        """Every block over one segment of the prior; adds to the accumulators."""
+        """Every block over one segment of the prior; adds to the accumulators.
+
+        No mask: the values of absent tokens and their ones are zero.
+        """
+        assert mask is None, "only an exact maximum takes a mask"
         none = [0, 0]
         for block in range(self.num_blocks):
             for key in range(0, tokens, KEYS_PER_EXP):
@@ -277,7 +289,7 @@ class BoundedRows(nl.NKIObject):
                         block, keys, key_columns, none, none, values, value_columns,
                         key == 0, key + KEYS_PER_EXP >= tokens, True,
                     ),
-                    exp_scale,
+                    scale.positive,
                 )  # fmt: skip
 
     def spare(self, bank: int, num_rows: int, first: int, columns: int, dtype: str) -> nl.NkiTensor:

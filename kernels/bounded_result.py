@@ -2,6 +2,7 @@
 
 from .backend import nisa, nl
 from .bounded import BLOCK_TILES, BoundedRows
+from .exact_rows import ExactRows
 from .loading import row_tile_view, runs_of
 from .tile_schedule import PARTITIONS
 
@@ -23,7 +24,7 @@ class BoundedResult(nl.NKIObject):
 
     def __init__(
         self,
-        rows: BoundedRows,
+        rows: BoundedRows | ExactRows,
         out: nl.NkiTensor,  # [H, S, d] HBM
         tile_valid: nl.NkiTensor,  # [128, tiles] uint8
         sinks: nl.NkiTensor | None,  # [128, tiles] fp32
@@ -68,21 +69,24 @@ class BoundedResult(nl.NKIObject):
         self.steps = len(self.order)
 
     def step(self) -> None:
-        """The next step beside macros: ACT is busy with exp, DVE is not."""
-        self.take_step(False)
+        """The next step beside macros, on the engine that has time."""
+        if self.rows.scalar_is_free:
+            self.take_step(1)
+        else:
+            self.take_step(0)
 
     def finish(self) -> None:
         """All steps that are left, on ACT and DVE in turn."""
         while self.done < self.steps:
-            self.take_step(True)
+            self.take_step(1)
 
-    def take_step(self, with_scalar: bool) -> None:
-        """Normalise some tiles; store their piece if they are its last."""
+    def take_step(self, on_scalar: int) -> None:
+        """Normalise some tiles, `on_scalar` of each two on ACT; store a piece with its last one."""
         begin, end, factors_end = self.order[self.done]
         if factors_end > 0:
             self.factors(begin, factors_end)
         for t in range(begin, end):
-            self.normalise(t, with_scalar and t % 2 == 0)
+            self.normalise(t, t % 2 < on_scalar)
         if end == self.rows.num_tiles or end % self.tiles_per_piece == 0:
             self.store((end - 1) // self.tiles_per_piece)
         self.done = self.done + 1
@@ -103,9 +107,11 @@ class BoundedResult(nl.NKIObject):
         nisa.tensor_scalar(dst=trusted, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM)
         if self.sinks is not None:
             weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(
-                dst=weight, op=nl.exp, data=self.sinks[:, first:end], bias=rows.neg_shift
-            )
+            nisa.tensor_tensor(
+                dst=weight, data1=self.sinks[:, first:end], data2=rows.shifts_of(first, end),
+                op=nl.add,
+            )  # fmt: skip
+            nisa.activation(dst=weight, op=nl.exp, data=weight)
             nisa.tensor_tensor(dst=weight, data1=total, data2=weight, op=nl.add)
             total = weight
         nisa.scalar_tensor_tensor(
@@ -165,7 +171,7 @@ class BoundedResult(nl.NKIObject):
                 src=self.results[piece][:, begin : begin + count * heads * d],
             )
 
-    def write_flag(self, flag: nl.NkiTensor) -> None:
+    def write_flag(self, rows: BoundedRows, flag: nl.NkiTensor) -> None:
         """Set flag [1, 1] int32 to 1 if a real row has an inaccurate sum or a result is not finite,
         else to 0.
         """
@@ -177,7 +183,7 @@ class BoundedResult(nl.NKIObject):
         )  # fmt: skip
         worst = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=worst, op=nl.minimum, data=right, axis=1, keepdims=True)
-        number = self.rows.over_partitions(worst, nl.minimum)
+        number = rows.over_partitions(worst, nl.minimum)
         nisa.tensor_scalar(
             dst=flag, data=number, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
         )

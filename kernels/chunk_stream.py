@@ -8,6 +8,7 @@ the later shares of their KV head.
 
 from .backend import nisa, nl
 from .bounded import BLOCK_TILES, BoundedRows, values_with_ones
+from .exact_rows import ExactRows
 from .loading import RowTiles, each_element, row_tile_view, runs_of, zero_rows
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
 
@@ -70,7 +71,7 @@ class ChunkKeys(nl.NKIObject):
             self.k.dtype,
         )
 
-    def write_columns(self, piece: int, rows: BoundedRows) -> None:
+    def write_columns(self, piece: int, rows: BoundedRows | ExactRows) -> None:
         """Key columns of a piece, through the spare PSUM of `rows`."""
         count, d = self.tiles_of(piece), self.d
         first = piece * MATMUL_COLUMNS
@@ -94,7 +95,7 @@ class ChunkStream(nl.NKIObject):
 
     def __init__(
         self,
-        rows: BoundedRows,
+        rows: BoundedRows | ExactRows,
         q: nl.NkiTensor,  # [H, S, d] HBM
         chunk: ChunkKeys,
         tile_valid: nl.NkiTensor,  # [128, tiles] uint8: real rows of the share, written later

@@ -12,25 +12,31 @@ softmax="bounded": head_dim up to 128, no window, bf16 or fp32, half that size. 
 of q, k, v may hold NaN or infinity.
 `segattn.kernels.padded_prefill` checks arguments; the kernel only asserts shapes.
 
-Loop nest. Share of the core (consecutive query heads of a KV head, at most 8192 rows in bf16):
-    bounded (bounded.py): block of 4 row tiles, the last first -> macro of 2 key tiles: scores, one
-        exp, and P V of the macro four before; shifts of the next blocks and the cache write beside
-    exact (softmax.py): row tile of 128 queries -> query head -> step of at most 2048 keys back
-        from the diagonal, as far as the window reaches: scores, one softmax step, P V
+Loop nest. Share of the core (heads of a KV head and rows of them, 8192 rows in bf16 at most; those
+after the first rows of their heads are left out at run time when they are padding):
+    bounded (bounded.py): block of 4 row tiles, the first rows first -> macro of 2 key tiles:
+        scores, one exp, and P V of the macro four before; beside: columns of the next block, the
+        results of the blocks before, the cache write
+    exact (exact_rows.py): row tile -> step of at most 2048 keys up to the diagonal: scores and
+        maximum, weights of the step two before transposed, P V of the one three before
+    exact with a window or head_dim > 128 (attend.py, softmax.py): row tile of 128 queries -> query
+        head -> step of at most 2048 keys back from the diagonal, as far as the window reaches
 "auto" runs the second in loops of `flag` iterations after the first.
 
-Layouts. Query and key columns [128 features, rows] per 128 features of d; values
-[128, S / 128 * d]: row t * 128 + p on partition p. Tile i * heads + h of a share is row tile i of
-head h. Exact: scores [128 queries, keys] in PSUM, weights transposed by PE. Bounded: scores
-[128 keys, 512 queries], values with a column of ones, [128, S / 128 * (d + 1)].
+Layouts. Query and key columns [128 features, rows] per 128 features of d; values with a column of
+ones [128, S / 128 * (d + 1)]: row t * 128 + p on partition p. Tile i * heads + h of a share is row
+tile i of head h. Bounded: scores [128 keys, 512 queries]. Exact: scores [128 queries, keys] in
+PSUM, weights transposed by PE.
 
-On-chip memory per partition, element size b, tiles n = S / 128, heads G of a share, d <= 128: rows
-before transposing 2 G n d b, query columns G S b, keys 2 n d b + S b, values 2 n d b, acc
-4 G n d, masks 2048 * 5 each, step 2048 * (4 + 2 b). S = 2048, G = 4, d = 128, bf16:
-32 + 16 + 12 + 8 + 32 + 10 + 16 = 126 KiB. PSUM: scores 4 banks, transposes 1, P V 1. Bounded: rows
-2 G n d b, query columns G S b, keys and values 6 n d b, acc 4 G n (d + 1), weights 8 * 1024 b: the
-same shape 32 + 16 + 24 + 33 + 16 = 121 KiB; its tiles are dead when the exact ones are made. PSUM:
-scores 6 banks, P V 2, whose ends serve the transposes.
+On-chip memory per partition, element size b, tiles n = S / 128, row tiles m of a share of G heads,
+d <= 128: query rows and columns 2 G m (d + 128) b / 2, keys and values of the chunk
+n (128 + d + 1) b and a few pieces of 4 tiles before, acc 4 G m (d + 1), weights 8 * 1024 b.
+S = 2048, G = 4, d = 128, bf16: 32 + 8 + 33 + 16 = 89 KiB; S = 8192 adds 24 KiB of keys and values
+and its shares are no larger. PSUM: scores 6 banks, P V 2, whose ends serve the transposes. Exact:
+weights and transposed weights 5 * 2048 b instead, PSUM the same; its tiles and those of the bounded
+softmax are not needed at the same time. With a window: rows before transposing 2 G n d b, query
+columns G S b, keys 2 n d b + S b, values 2 n d b, acc 4 G n d, masks 2048 * 5 each, step
+2048 * (4 + 2 b): 32 + 16 + 12 + 8 + 32 + 10 + 16 = 126 KiB for that shape.
 
 Numerics. Products and sums in fp32; weights are rounded to the dtype of v before P V. ACT is taken
 to round scale * score before it adds the shift; where it fuses the two, |scale * score| must stay
@@ -42,22 +48,22 @@ from typing import Any
 
 from .attend import ExactShare
 from .attend_bounded import (
-    add_flag,
     attend_first_blocks,
-    new_flag,
     new_flags,
     share_sinks,
     share_valid,
     store_flags,
+    write_flag,
 )
 from .backend import nisa, nki, nl
 from .bounded import BoundedRows
 from .bounded_result import BoundedResult
 from .chunk_stream import ChunkKeys, ChunkStream
+from .exact_rows import ExactRows
 from .loading import broadcast_row, element_bytes
 from .masks import share_rows, valid_rows
 from .share_padding import Condition, ZeroRows, as_flag, real_rows
-from .tile_schedule import PARTITIONS, Share, core_shares
+from .tile_schedule import PARTITIONS, core_shares
 from .transposed_key_writer import key_writer
 from .write_kv_cache_nki import CacheWriter
 
@@ -82,32 +88,28 @@ def chunk_writer(
     return CacheWriter([chunks[own]], [caches[own]], slot_mapping, [scales[own]])
 
 
-def attend_bounded(
-    share: Share,
+def attend_share(
+    rows: BoundedRows | ExactRows,
     q: nl.NkiTensor,  # [H, S, d] HBM
     keys: ChunkKeys,
     own_valid: nl.NkiTensor,  # [128, row tiles of the share] uint8
-    scale: float,
     sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-    is_real: Condition,
+    condition: Condition,
     out: nl.NkiTensor,  # [H, S, d] HBM, result
-    failed: nl.NkiTensor,  # [1, 1] int32, result
     beside: list[Any],  # work that the share's macros leave time for
-) -> None:
-    """A share with the bounded softmax."""
-    rows = BoundedRows(share, q.shape[2], q.dtype, scale)
-
+) -> BoundedResult:
+    """A share, if the condition holds."""
     tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
     chunk = ChunkStream(rows, q, keys, tile_valid)
     result = BoundedResult(rows, out, tile_valid, sinks, 1.0)
 
     def attend(i: nisa.VirtualRegister | int) -> None:
         chunk.begin()
-        share_valid(own_valid, share, tile_valid)
+        share_valid(own_valid, rows.share, tile_valid)
         attend_first_blocks(rows, chunk, rows.num_blocks, None, result, beside)
-        result.write_flag(failed)
 
-    is_real.run(attend)
+    condition.run(attend)
+    return result
 
 
 @nki.jit
@@ -153,34 +155,39 @@ def padded_prefill_kernel(
     size = element_bytes(q.dtype)
     shares = core_shares(num_q_heads, group, num_tiles, size, core, num_cores)
     zeros = ZeroRows(out, shares, 0, group)
+    streamed = window is None and d <= PARTITIONS
     chunks: list[ChunkKeys] = []
     for share in shares:
         kv_head = share.first_head // group
         if zeros.first_head != kv_head * group:
             zeros = ZeroRows(out, shares, kv_head * group, group)
-        if softmax != "exact" and not share.may_be_padding:
+        if streamed and not share.may_be_padding:
             chunks.append(ChunkKeys(k, v, kv_head, every_valid))
         own_valid = share_rows(every_valid, share)
         is_real = Condition(None)
         if share.may_be_padding:
             is_real = Condition(as_flag(real_rows(real, share)))
             zeros.finish()
+        beside: list[Any] = []
+        if not share.may_be_padding:
+            beside.append(zeros)
+        if writer is not None and writer.stored_tiles() >= share.row_tiles[0]:
+            beside.append(writer)
+        own_sinks = share_sinks(every_sink, share)
         fallback = is_real
         if softmax != "exact":
-            failed = new_flag()
-            beside: list[Any] = []
-            if not share.may_be_padding:
-                beside.append(zeros)
-            if writer is not None and writer.stored_tiles() >= share.row_tiles[0]:
-                beside.append(writer)
-            chunk = chunks[len(chunks) - 1]
-            attend_bounded(
-                share, q, chunk, own_valid, scale, share_sinks(every_sink, share), is_real, out,
-                failed, beside,
-            )  # fmt: skip
-            add_flag(flags, share, failed)
-            fallback = Condition(failed)
-        if softmax != "bounded":
+            bounded = BoundedRows(share, d, q.dtype, scale)
+            result = attend_share(
+                bounded, q, chunks[len(chunks) - 1], own_valid, own_sinks, is_real, out, beside
+            )
+            fallback = Condition(write_flag(result, bounded, flags, share, is_real))
+            beside = []
+        if softmax != "bounded" and streamed:
+            rows = ExactRows(share, d, q.dtype, scale)
+            attend_share(
+                rows, q, chunks[len(chunks) - 1], own_valid, own_sinks, fallback, out, beside
+            )
+        elif softmax != "bounded":
             exact = ExactShare(share, d, q.dtype, own_valid, fallback)
             exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
             exact.store(out, 1.0)

@@ -321,10 +321,15 @@ def aligned_down(
     return index, token
 
 
-def token_register(token: nl.NkiTensor) -> nisa.VirtualRegister:
-    """A whole fp32 number [128, 1] in a register, for loop bounds."""
+def token_register(
+    token: nl.NkiTensor,  # [128, 1] fp32
+    flag: nl.NkiTensor | None = None,  # [1, 1] int32
+) -> nisa.VirtualRegister:
+    """A whole fp32 number in a register, for loop bounds; 0 where the flag is 0."""
     number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=number, src=token[0:1, :])
+    if flag is not None:
+        nisa.tensor_tensor(dst=number, data1=number, data2=flag, op=nl.multiply)
     register = nisa.register_alloc()
     nisa.register_load(register, number)
     return register

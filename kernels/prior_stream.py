@@ -11,8 +11,10 @@ and values with ones, and computed with. A dynamic loop has one traced body, hen
 
 from .backend import nisa, nl
 from .bounded import LAG, BoundedRows, values_with_ones
+from .exact_rows import ExactRows
 from .loading import RowTiles
 from .paged_cache import PagedSegments, Walk, aligned_down, token_register
+from .softmax import MASKED, ScoreScale
 from .tile_schedule import PARTITIONS
 
 TILES_PER_STEP = 3
@@ -37,7 +39,7 @@ class PreparedSegment(nl.NKIObject):
 
     def __init__(
         self,
-        rows: BoundedRows,
+        rows: BoundedRows | ExactRows,
         prior: PagedSegments,
         walk: Walk,
         kv_head: int,
@@ -58,6 +60,10 @@ class PreparedSegment(nl.NKIObject):
         self.mapped = nl.ndarray((PARTITIONS, prior.runs), dtype=nl.float32, buffer=nl.sbuf)
         self.keys = nl.ndarray((d, prior.segment_size), dtype=prior.dtype, buffer=nl.sbuf)
         self.values = nl.ndarray((PARTITIONS, tokens * (d + 1)), dtype=prior.dtype, buffer=nl.sbuf)
+        # MASKED where a token is absent, for rows that take an exact maximum.
+        self.mask: nl.NkiTensor | None = None
+        if rows.needs_mask:
+            self.mask = nl.ndarray((1, prior.segment_size), dtype=nl.bfloat16, buffer=nl.sbuf)
         self.k_rows = self.k_stage[0]
         self.row_steps = 0
         self.existing: nl.NkiTensor | None = None
@@ -107,6 +113,8 @@ class PreparedSegment(nl.NKIObject):
             self.mark()
         if step < self.row_steps:
             self.write_key_rows(step)
+        if step == DELAY and self.mask is not None:
+            self.write_mask(self.mask)
         tile = (step - self.first_transpose) * TILES_PER_STEP
         if tile >= 0 and tile < self.prior.tokens:
             self.transpose(tile)
@@ -137,6 +145,21 @@ class PreparedSegment(nl.NKIObject):
             nisa.tensor_scalar(
                 dst=self.mapped, data=self.blocks.by_run, op0=nl.greater_equal, operand0=0.0
             )
+
+    def write_mask(self, mask: nl.NkiTensor) -> None:
+        """MASKED for absent tokens, in the order of the key columns."""
+        prior = self.prior
+        tokens = prior.tokens
+        seen: nl.NkiTensor = self.present
+        if not self.is_partial:
+            seen = self.mapped.ap([[prior.runs, PARTITIONS], [1, prior.runs], [0, prior.run]])
+        added = nl.ndarray((PARTITIONS, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=added, data=seen, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=-MASKED
+        )
+        by_tile = nl.ndarray((tokens, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
+        self.rows.transpose(RowTiles(added, tokens, tokens), 0, 1, by_tile)
+        nisa.dma_copy(dst=mask, src=by_tile)
 
     def piece(self, index: int, pieces: int) -> tuple[int, int]:
         """First token slot and number of slots of one of the pieces of the segment."""
@@ -204,7 +227,7 @@ class WholeSegments(nl.NKIObject):
 
     def __init__(
         self,
-        rows: BoundedRows,
+        rows: BoundedRows | ExactRows,
         prior: PagedSegments,
         prior_count: nl.NkiTensor,  # [128, 1] fp32
         kv_head: int,
@@ -220,21 +243,21 @@ class WholeSegments(nl.NKIObject):
     def attend(
         self,
         pairs_end: nisa.VirtualRegister,  # tokens in pairs of segments
-        end: nisa.VirtualRegister | int,  # tokens in whole segments
-        exp_scale: float | nl.NkiTensor,
+        end: nisa.VirtualRegister,  # tokens in whole segments
+        scale: ScoreScale,
     ) -> None:
         """Every block over the segments, of which the first is prepared."""
         first, second = self.segments
         size = self.prior.segment_size
 
         def pair(i: nisa.VirtualRegister) -> None:
-            self.attend_beside(first, second, exp_scale)
-            self.attend_beside(second, first, exp_scale)
+            self.attend_beside(first, second, scale)
+            self.attend_beside(second, first, scale)
             self.rows.drain()
 
         def odd(i: nisa.VirtualRegister) -> None:
             self.rows.beside = []
-            self.rows.attend_segment(first.keys, first.values, self.prior.tokens, exp_scale)
+            self.rows.attend_segment(first.keys, first.values, first.mask, self.prior.tokens, scale)
             self.rows.drain()
 
         nl.fori_loop(0, pairs_end, pair, step=2 * size)
@@ -244,12 +267,14 @@ class WholeSegments(nl.NKIObject):
         self,
         current: PreparedSegment,
         other: PreparedSegment,
-        exp_scale: float | nl.NkiTensor,
+        scale: ScoreScale,
     ) -> None:
         """Compute with one segment while the other is prepared."""
         other.done = 0
         self.rows.beside = [[other]]
-        self.rows.attend_segment(current.keys, current.values, self.prior.tokens, exp_scale)
+        self.rows.attend_segment(
+            current.keys, current.values, current.mask, self.prior.tokens, scale
+        )
         other.finish()
 
 
@@ -258,7 +283,7 @@ class TailSegments(nl.NKIObject):
 
     def __init__(
         self,
-        rows: BoundedRows,
+        rows: BoundedRows | ExactRows,
         prior: PagedSegments,
         prior_count: nl.NkiTensor,  # [128, 1] fp32
         whole_size: int | None,  # tokens of a whole segment; None: the tail is all of the prior
@@ -278,21 +303,28 @@ class TailSegments(nl.NKIObject):
             prior.write_positions()
         self.keys = nl.ndarray(following.keys.shape, dtype=prior.dtype, buffer=nl.sbuf)
         self.values = nl.ndarray(following.values.shape, dtype=prior.dtype, buffer=nl.sbuf)
+        self.mask: nl.NkiTensor | None = None
+        if following.mask is not None:
+            self.mask = nl.ndarray(following.mask.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
 
-    def attend(self, end: nisa.VirtualRegister, exp_scale: float | nl.NkiTensor) -> None:
-        """Every block over the segments up to `end`, of which the first is prepared."""
+    def attend(
+        self, start: nisa.VirtualRegister | int, end: nisa.VirtualRegister, scale: ScoreScale
+    ) -> None:
+        """Every block over the segments from `start` to `end`, of which the first is prepared."""
         following = self.segments[0]
 
         def segment(i: nisa.VirtualRegister) -> None:
             nisa.tensor_copy(dst=self.keys, src=following.keys)
             nisa.tensor_copy(dst=self.values, src=following.values)
+            if self.mask is not None and following.mask is not None:
+                nisa.tensor_copy(dst=self.mask, src=following.mask)
             following.done = 0
             self.rows.beside = [[following]]
-            self.rows.attend_segment(self.keys, self.values, self.prior.tokens, exp_scale)
+            self.rows.attend_segment(self.keys, self.values, self.mask, self.prior.tokens, scale)
             following.finish()
             self.rows.drain()
 
-        nl.fori_loop(self.walk.start, end, segment, step=self.prior.segment_size)
+        nl.fori_loop(start, end, segment, step=self.prior.segment_size)
 
 
 class PriorStream(nl.NKIObject):
@@ -300,12 +332,14 @@ class PriorStream(nl.NKIObject):
 
     def __init__(
         self,
-        rows: BoundedRows,
+        rows: BoundedRows | ExactRows,
         whole: PagedSegments | None,  # None: short segments only
         tail: PagedSegments,
         prior_count: nl.NkiTensor,  # [128, 1] fp32
         kv_head: int,
+        flag: nl.NkiTensor | None,  # [1, 1] int32: 0 leaves all segments out
     ) -> None:
+        self.flag = flag
         self.zero = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.zero, value=0.0, engine=nisa.engine.gpsimd)
         self.rows = rows
@@ -339,11 +373,13 @@ class PriorStream(nl.NKIObject):
         if self.whole is not None:
             whole_size = self.whole.prior.segment_size
             _, pairs = aligned_down(self.prior_count, 2 * whole_size)
-            self.pairs_end = token_register(pairs)
+            self.pairs_end = token_register(pairs, self.flag)
+            _, whole = aligned_down(self.prior_count, whole_size)
+            self.whole_end = token_register(whole, self.flag)
         self.tail = TailSegments(
             self.rows, self.tail_segments, self.prior_count, whole_size, self.kv_head
         )
-        self.end = token_register(self.prior_count)
+        self.end = token_register(self.prior_count, self.flag)
 
     def fetch_others(self) -> None:
         """Start the gathers of the tail's first segment and of the second whole one."""
@@ -358,13 +394,15 @@ class PriorStream(nl.NKIObject):
         if self.whole is not None:
             self.whole.segments[1].fetch()
 
-    def attend(self, exp_scale: float | nl.NkiTensor) -> None:
+    def attend(self, scale: ScoreScale) -> None:
         """Every block over all segments."""
         tail = self.tail
         assert tail is not None, "fetch_others comes first"
+        start: nisa.VirtualRegister | int = 0
         if self.whole is not None:
-            self.whole.attend(self.pairs_end, tail.walk.start, exp_scale)
-        tail.attend(self.end, exp_scale)
+            start = self.whole_end
+            self.whole.attend(self.pairs_end, self.whole_end, scale)
+        tail.attend(start, self.end, scale)
 
 
 def clear(words: nl.NkiTensor, engine: nisa.engine, zero: nl.NkiTensor) -> None:

@@ -10,7 +10,8 @@ k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
 Supported range. S a multiple of 128, head_dim up to 256, H a multiple of KV, block_size a power of
 two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of block_size;
 bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is padded
-with -1 to whole segments and two more. Unused cache rows and padded rows may hold NaN or infinity.
+with -1 to whole segments and three more. Unused cache rows and padded rows may hold NaN or
+infinity.
 `segattn.kernels.segmented_attention` checks arguments; the kernel only asserts shapes.
 
 Loop nest. Share of the core (consecutive query heads of a KV head): the chunk over itself as in
@@ -18,8 +19,11 @@ padded_prefill, then
     bounded (prior_stream.py): pairs of whole segments (runtime count), an odd one, then the rest in
         segments of 512 -> block of 4 row tiles -> macro of 2 key tiles; the next segment is
         prepared beside
-    exact: segment (runtime bounds: the window's first to the last) -> row tile -> query head
-        -> step of at most 2048 keys
+    exact (exact_rows.py): the same segments -> row tile -> step of at most 2048 keys
+    exact with a window or head_dim > 128: segment (runtime bounds: the window's first to the last)
+        -> row tile -> query head -> step of at most 2048 keys
+A long chunk's last blocks are computed over the chunk after the prior, beside the results of the
+others.
 
 Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that
 a partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ...
@@ -30,7 +34,8 @@ On-chip memory per partition: that of padded_prefill, plus for a segment of s to
 b: staged and zeroed rows 4 r d b, key columns s b, mask and positions 9 s. s = 2048, d = 128,
 bf16: 16 + 4 + 18 = 38 KiB. Bounded: two sets of staged rows 2 r d b, key columns s b and values
 r (d + 1) b: 2 (8 + 4 + 4) = 32 KiB, for the tail a quarter of that and once more zeroed keys, key
-columns and values of 512 tokens: 4 + 3 KiB. With more than 4 blocks segments are half as long.
+columns and values of 512 tokens: 4 + 3 KiB. With more than 4 blocks its segments are half as long;
+the exact softmax takes whole ones, with a mask row of 2 s bytes each.
 
 Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
@@ -40,21 +45,21 @@ from typing import Any
 
 from .attend import ExactShare
 from .attend_bounded import (
-    add_flag,
     attend_first_blocks,
     attend_last_blocks,
     blocks_before_prior,
-    new_flag,
     new_flags,
     scale_values_bounded,
     share_sinks,
     share_valid,
     store_flags,
+    write_flag,
 )
 from .backend import nisa, nki, nl
 from .bounded import BoundedRows, num_blocks_of
 from .bounded_result import BoundedResult
 from .chunk_stream import ChunkKeys, ChunkStream
+from .exact_rows import ExactRows
 from .loading import RowTiles, broadcast_row, element_bytes
 from .masks import from_position, share_rows, valid_rows
 from .paged_cache import PagedSegments
@@ -124,21 +129,20 @@ def attend_prior(
     nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
 
 
-def attend_bounded(
-    rows: BoundedRows,
+def attend_share(
+    rows: BoundedRows | ExactRows,
     prior: PriorStream,
     q: nl.NkiTensor,  # [H, S, d] HBM
     keys: ChunkKeys,
     own_valid: nl.NkiTensor,  # [128, row tiles of the share] uint8
     value_scale: nl.NkiTensor | None,  # [128, 1] fp32
     sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-    exp_scale: float | nl.NkiTensor,  # of scores against cached keys
-    is_real: Condition,
+    prior_scale: ScoreScale,
+    condition: Condition,
     out: nl.NkiTensor,  # [H, S, d] HBM, result
-    failed: nl.NkiTensor,  # [1, 1] int32, result
     beside: list[Any],  # work that the share's macros leave time for
-) -> None:
-    """A share with the bounded softmax: first blocks of the chunk, prior, last blocks."""
+) -> BoundedResult:
+    """A share, if the condition holds: first blocks of the chunk, prior, last blocks."""
     share = rows.share
     tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
     chunk = ChunkStream(rows, q, keys, tile_valid)
@@ -149,7 +153,7 @@ def attend_bounded(
     else:
         factor = value_scale
     result = BoundedResult(rows, out, tile_valid, sinks, factor)
-    if share.may_be_padding:
+    if condition.flag is not None:
         prior.load_bounds()
 
     def first(i: nisa.VirtualRegister | int) -> None:
@@ -162,11 +166,11 @@ def attend_bounded(
 
     def last(i: nisa.VirtualRegister | int) -> None:
         attend_last_blocks(rows, chunk, num_first, result)
-        result.write_flag(failed)
 
-    is_real.run(first)
-    prior.attend(exp_scale)
-    is_real.run(last)
+    condition.run(first)
+    prior.attend(prior_scale)
+    condition.run(last)
+    return result
 
 
 @nki.jit
@@ -211,7 +215,8 @@ def segmented_attention_kernel(
     for share in shares:
         longest = max(longest, num_blocks_of(share))
     size = whole_segment_size(kv_segment_size, v_cache.shape[2], longest)
-    if softmax != "exact" and kv_segment_size > TAIL_SEGMENT:
+    streamed = window is None and d <= PARTITIONS
+    if streamed and kv_segment_size > TAIL_SEGMENT:
         whole = PagedSegments(k_cache, v_cache, block_table, size, 1, q.dtype, k_pre_transposed)
     tail_size = min(TAIL_SEGMENT, kv_segment_size)
     tail = PagedSegments(k_cache, v_cache, block_table, tail_size, 1, q.dtype, k_pre_transposed)
@@ -225,6 +230,7 @@ def segmented_attention_kernel(
     every_valid = valid_rows(real, num_tiles)
     zeros = ZeroRows(out, shares, 0, group)
     chunks: list[ChunkKeys] = []
+    long_segments: list[PagedSegments] = []  # of the exact softmax, whose steps take 2048 keys
     for share in shares:
         kv_head = share.first_head // group
         prior_scale = ScoreScale(scale, -scale)
@@ -237,33 +243,45 @@ def segmented_attention_kernel(
             value_scale = own_factor
         if zeros.first_head != kv_head * group:
             zeros = ZeroRows(out, shares, kv_head * group, group)
-        if softmax != "exact" and not share.may_be_padding:
+        if streamed and not share.may_be_padding:
             chunks.append(ChunkKeys(k, v, kv_head, every_valid))
         own_valid = share_rows(every_valid, share)
         is_real = Condition(None)
-        own_count = prior_count
         if share.may_be_padding:
-            real_share = real_rows(real, share)
-            is_real = Condition(as_flag(real_share))
+            is_real = Condition(as_flag(real_rows(real, share)))
             zeros.finish()
-            own_count = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_tensor(dst=own_count, data1=prior_count, data2=real_share, op=nl.multiply)
+        beside: list[Any] = []
+        if not share.may_be_padding:
+            beside.append(zeros)
+        own_sinks = share_sinks(every_sink, share)
         fallback = is_real
         if softmax != "exact":
-            failed = new_flag()
-            rows = BoundedRows(share, d, q.dtype, scale)
-            stream = PriorStream(rows, whole, tail, own_count, kv_head)
-            beside: list[Any] = []
-            if not share.may_be_padding:
-                beside = [zeros]
-            chunk = chunks[len(chunks) - 1]
-            attend_bounded(
-                rows, stream, q, chunk, own_valid, own_factor, share_sinks(every_sink, share),
-                prior_scale.positive, is_real, out, failed, beside,
+            bounded = BoundedRows(share, d, q.dtype, scale)
+            stream = PriorStream(bounded, whole, tail, prior_count, kv_head, is_real.flag)
+            result = attend_share(
+                bounded, stream, q, chunks[len(chunks) - 1], own_valid, own_factor, own_sinks,
+                prior_scale, is_real, out, beside,
             )  # fmt: skip
-            add_flag(flags, share, failed)
-            fallback = Condition(failed)
-        if softmax != "bounded":
+            fallback = Condition(write_flag(result, bounded, flags, share, is_real))
+            beside = []
+        if softmax != "bounded" and streamed:
+            if whole is not None and len(long_segments) == 0:
+                long_segments.append(whole)
+                if size < kv_segment_size:
+                    long_segments[0] = PagedSegments(
+                        k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype,
+                        k_pre_transposed,
+                    )  # fmt: skip
+            longest_segment = None
+            if len(long_segments) > 0:
+                longest_segment = long_segments[0]
+            rows = ExactRows(share, d, q.dtype, scale)
+            stream = PriorStream(rows, longest_segment, tail, prior_count, kv_head, fallback.flag)
+            attend_share(
+                rows, stream, q, chunks[len(chunks) - 1], own_valid, own_factor, own_sinks,
+                prior_scale, fallback, out, beside,
+            )  # fmt: skip
+        elif softmax != "bounded":
             end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
             nisa.tensor_copy(dst=end_tile, src=prior_count[0:1, :])
             prior = PagedSegments(

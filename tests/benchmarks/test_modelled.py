@@ -77,6 +77,17 @@ def test_padding_is_compared_with_a_bucket_that_fits(
     assert f"{ratio:.2f} (limit 1.15)" in capsys.readouterr().out
 
 
+def test_the_exact_softmax_takes_at_most_twice_the_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = Target(Prefill(512, 4096, q_heads=4), 0.5)
+    monkeypatch.setattr(kernels, "TARGETS", (row,))
+    assert main(["kernels", "--exact"]) == 0
+    printed = capsys.readouterr().out
+    ratio = float(printed.split("exact over auto ")[1].split()[0])
+    assert 1.0 < ratio <= 2.0
+
+
 def test_a_filter_that_selects_nothing_names_the_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
