@@ -79,7 +79,7 @@ class NeuronRules(AdmissionControl):
             self._finish_step(output, refusals)
             self._record_undo(self._hide_again, *self._hidden_and_shown())
             self._restore(running)
-        return output
+            return output
 
     def _record_undo(self, undo: Callable[..., object], *args: object) -> None:
         """Let the transaction take back the change that follows, if the policy says so."""
@@ -138,8 +138,9 @@ class NeuronRules(AdmissionControl):
                 while waiting:
                     held.add_request(waiting.pop_request())
             else:
-                setattr(self, name, held)
+                self._record_undo(self._finish_exchange, name, held)
                 self.holdback_queues[name] = waiting
+                setattr(self, name, held)
 
     def _show_admitted(self) -> dict[str, Admission]:
         """Give the base the requests that it may admit; return why others may not be."""
@@ -253,6 +254,11 @@ class NeuronRules(AdmissionControl):
         held = self.holdback_queues[name]
         if not any(request in queue for queue in (held, getattr(self, name), self.running)):
             held.prepend_request(request)
+
+    def _finish_exchange(self, name: str, shown: RequestQueue) -> None:
+        """Hide a queue that a failure caught half hidden, for `_restore` to show it again."""
+        if getattr(self, name) is self.holdback_queues[name]:
+            setattr(self, name, shown)
 
     def _hidden_and_shown(self) -> tuple[list[Request], list[Request], dict[str, _Queues]]:
         """The state that `_restore` ends, for `_hide_again`."""

@@ -169,10 +169,12 @@ class PrefixCache:
                 del others[digest]
 
     def clear(self) -> None:
-        """Forget every block. Not undone by a transaction."""
+        """Forget every block."""
+        self._transaction.record(
+            self._undo_clear, self.block_hash.copy(), self._first, self._others
+        )
         self.block_hash[:] = [None] * len(self.block_hash)
-        self._first.clear()
-        self._others.clear()
+        self._first, self._others = {}, {}
 
     def blocks_of(self, digest: bytes) -> list[int]:
         """Blocks that hold `digest`, the one that is found first."""
@@ -191,10 +193,19 @@ class PrefixCache:
 
     def _undo_evict(self, evicted: list[tuple[int, bytes, int]]) -> None:
         for block, digest, rank in reversed(evicted):
-            blocks = self.blocks_of(digest)
+            blocks = [other for other in self.blocks_of(digest) if other != block]
             blocks.insert(rank, block)
             self._set_blocks(digest, blocks)
             self.block_hash[block] = digest
+
+    def _undo_clear(
+        self,
+        block_hash: list[bytes | None],
+        first: dict[bytes, int],
+        others: dict[bytes, list[int]],
+    ) -> None:
+        self.block_hash[:] = block_hash
+        self._first, self._others = first, others
 
     def _set_blocks(self, digest: bytes, blocks: list[int]) -> None:
         self._first.pop(digest, None)

@@ -78,6 +78,7 @@ class Request:
         "priority",
         "prompt_token_ids",
         "request_id",
+        "sequence_number",
         "skip_reading_prefix_cache",
         "spec_token_ids",
         "status",
@@ -116,6 +117,8 @@ class Request:
         self.cache_salt = cache_salt
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
 
+        self.sequence_number = 0
+        """Its rank in the order of `add_request`."""
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
         self.output_token_ids: list[int] = []

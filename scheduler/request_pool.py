@@ -1,6 +1,8 @@
 """The live requests of a scheduler and the queues they stand in."""
 
 from collections.abc import Collection, Iterable
+from itertools import count
+from operator import attrgetter
 
 from .config import SchedulerConfig
 from .errors import RequestError
@@ -31,6 +33,7 @@ class RequestPool:
         self.running: list[Request] = []
         self.finished_req_ids: set[str] = set()
         """Requests finished since the latest step; the next one reports them."""
+        self._sequence_numbers = count()
         self._pause_state = PauseState.UNPAUSED
         self._previously_scheduled: set[str] = set()
 
@@ -50,6 +53,7 @@ class RequestPool:
             raise RequestError(request.request_id, "a request of this id is not finished yet")
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         self.kv_cache_manager.hash_prompt(request, packed_prompt)
+        request.sequence_number = next(self._sequence_numbers)
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
 
@@ -73,7 +77,7 @@ class RequestPool:
             for request in requests:
                 self._end(request, finished_status)
             self._forget(requests)
-        return ended
+            return ended
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that the pause state lets go on."""
@@ -134,10 +138,11 @@ class RequestPool:
         self.finished_req_ids.add(request.request_id)
 
     def _forget(self, ended: Collection[Request]) -> None:
-        """Take ended requests out of the queues: the last thing a call does, never undone."""
+        """Take ended requests out of the queues."""
         if not ended:
             return
         gone = set(ended)
+        self._transaction.record(self._remember, self.running, self.waiting, ended)
         running = [request for request in self.running if request not in gone]
         waiting = self.waiting
         if len(self.running) - len(running) < len(gone):
@@ -145,6 +150,17 @@ class RequestPool:
         self.running, self.waiting = running, waiting
         for request in gone:
             del self.requests[request.request_id]
+
+    def _remember(
+        self, running: list[Request], waiting: RequestQueue, ended: Iterable[Request]
+    ) -> None:
+        """Undo `_forget`."""
+        self.running, self.waiting = running, waiting
+        lost = [request for request in ended if request.request_id not in self.requests]
+        if lost:
+            every = sorted([*self.requests.values(), *lost], key=attrgetter("sequence_number"))
+            self.requests.clear()
+            self.requests.update((request.request_id, request) for request in every)
 
     def _record_request(self, request: Request) -> None:
         """Let the transaction restore a request that is about to change, its tokens excepted."""
