@@ -54,6 +54,8 @@ class SchedulerOutput:
     """Requests that finished since the previous step; the runner forgets them."""
     preempted_req_ids: set[str]
     num_spec_tokens_to_schedule: int = 0
+    num_invalid_spec_tokens: dict[str, int] | None = None
+    """Drafts per request for which `update_draft_token_ids_in_output` got no token."""
     num_scheduled_tokens_padded: dict[str, int] | None = None
     """Padded tokens per request; set by the Neuron kinds."""
 

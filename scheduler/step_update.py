@@ -56,7 +56,7 @@ class StepUpdate(RequestPool):
                 elif new_tokens:
                     outputs.append(EngineCoreOutput(request_id, new_tokens))
             self._forget(ended)
-        return outputs
+            return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Set the drafts that the next step may schedule; a prompt in chunks takes none."""
@@ -65,6 +65,29 @@ class StepUpdate(RequestPool):
             request = self.requests.get(request_id)
             if request is not None:
                 request.spec_token_ids = [] if request.is_prefill_chunk else list(tokens)
+
+    def update_draft_token_ids_in_output(
+        self, draft_token_ids: DraftTokenIds, scheduler_output: SchedulerOutput
+    ) -> None:
+        """Put drafts in the place of the -1 with which an asynchronous step was scheduled.
+
+        A request gets as many as the step has for it; missing ones stay -1 and are counted in
+        `num_invalid_spec_tokens`. ValueError, nothing changed, for lists of different lengths.
+        """
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        drafts: dict[str, list[int]] = {}
+        num_invalid: dict[str, int] = {}
+        given = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
+        for request_id, tokens in given:
+            if request_id in self.requests and request_id in scheduled:
+                num_drafts = len(scheduled[request_id])
+                valid = list(tokens[:num_drafts])
+                num_missing = num_drafts - len(valid)
+                if num_missing:
+                    num_invalid[request_id] = num_missing
+                drafts[request_id] = valid + [-1] * num_missing
+        scheduled |= drafts
+        scheduler_output.num_invalid_spec_tokens = num_invalid
 
     def _discard_tokens(self, request: Request, num_tokens: int) -> None:
         """Drop tokens that were in flight when `reset_prefix_cache` preempted the request.

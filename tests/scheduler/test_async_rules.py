@@ -1,6 +1,8 @@
 """Steps decided before the tokens of the previous one are known, worked out by hand."""
 
-from segattn.scheduler import AsyncScheduler, RequestStatus, SchedulerConfig
+import pytest
+
+from segattn.scheduler import AsyncScheduler, DraftTokenIds, RequestStatus, SchedulerConfig
 from segattn.tests.scheduler.base import add, make, update
 
 
@@ -40,6 +42,38 @@ def test_async_drafts_are_placeholders() -> None:
     # One of two drafts accepted.
     update(scheduler, second, a=[6, 7])
     assert (request.num_computed_tokens, request.num_output_placeholders) == (5, 0)
+
+
+def test_drafts_take_the_place_of_the_placeholders_of_a_step() -> None:
+    scheduler = make(AsyncScheduler, num_speculative_tokens=2)
+    for name in "abcd":
+        add(scheduler, name, 3)
+    scheduler.schedule()
+    output = scheduler.schedule()
+    assert output.num_invalid_spec_tokens is None
+    given = [[5, 6, 7], [5], [], [8, 9]]
+    drafts = DraftTokenIds(["a", "b", "c", "gone"], given)
+    scheduler.update_draft_token_ids_in_output(drafts, output)
+    # d got none, so it keeps its placeholders and they do not count as invalid.
+    assert output.scheduled_spec_decode_tokens == {
+        "a": [5, 6],
+        "b": [5, -1],
+        "c": [-1, -1],
+        "d": [-1, -1],
+    }
+    assert output.num_invalid_spec_tokens == {"b": 1, "c": 2}
+    assert given == [[5, 6, 7], [5], [], [8, 9]]
+    with pytest.raises(ValueError, match="shorter"):
+        scheduler.update_draft_token_ids_in_output(DraftTokenIds(["a", "b"], [[1]]), output)
+    assert output.scheduled_spec_decode_tokens["a"] == [5, 6]
+
+
+def test_drafts_for_a_step_without_room_for_them_are_left_out() -> None:
+    scheduler = make(AsyncScheduler)
+    add(scheduler, "a", 3)
+    output = scheduler.schedule()
+    scheduler.update_draft_token_ids_in_output(DraftTokenIds(["a"], [[5]]), output)
+    assert (output.scheduled_spec_decode_tokens, output.num_invalid_spec_tokens) == ({}, {})
 
 
 def test_tokens_in_flight_at_a_reset_are_dropped() -> None:

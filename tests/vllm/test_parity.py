@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import vllm
 from hypothesis import HealthCheck, given, settings
+from vllm.v1.outputs import DraftTokenIds as RealDraftTokenIds
 
-from segattn.scheduler import NeuronPolicy
+from segattn.benchmarks.vllm_reference import make_real_request
+from segattn.scheduler import DraftTokenIds, NeuronPolicy, SchedulerConfig
 from segattn.scheduler.replay import replay
+from segattn.scheduler.trace import CONFIG_DEFAULTS, make_request, make_scheduler
 from segattn.tests.vllm.recorder import NegativeCountError, Recorder
 from segattn.tests.vllm.workload import Workload, play, workloads
 
@@ -50,6 +53,31 @@ def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
     # The Neuron rules never preempt for want of memory, unless documented.
     never = {"preempted"} if policy in ("default", "reserved") else set()
     assert set(reached) == EVERY_FEATURE - never
+
+
+def test_drafts_reach_a_step_in_flight_as_in_vllm() -> None:
+    config = {"max_num_seqs": 4, "num_speculative_tokens": 3, "block_size": 4}
+    given = {"a": [], "b": [5], "c": [5, 6, 7, 8, 9], "gone": [5]}
+    outputs = []
+    for scheduler, drafts in (
+        (Recorder("async", config).scheduler, RealDraftTokenIds),
+        (make_scheduler("async", config), DraftTokenIds),
+    ):
+        is_real = drafts is RealDraftTokenIds
+        for name in "abcd":
+            fields = {"id": name, "prompt": [3, 4, 5], "max_tokens": 9}
+            scheduler.add_request(
+                make_real_request(fields, SchedulerConfig(**{**CONFIG_DEFAULTS, **config}))
+                if is_real
+                else make_request(fields)
+            )
+        scheduler.schedule()
+        output = scheduler.schedule()
+        tokens = [list(tokens) for tokens in given.values()]
+        scheduler.update_draft_token_ids_in_output(drafts(list(given), tokens), output)
+        outputs.append((output.scheduled_spec_decode_tokens, output.num_invalid_spec_tokens))
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1] == {"a": 3, "b": 2}
 
 
 EVERY_FEATURE = {
