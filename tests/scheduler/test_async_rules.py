@@ -50,7 +50,6 @@ def test_drafts_take_the_place_of_the_placeholders_of_a_step() -> None:
         add(scheduler, name, 3)
     scheduler.schedule()
     output = scheduler.schedule()
-    assert output.num_invalid_spec_tokens is None
     given = [[5, 6, 7], [5], [], [8, 9]]
     drafts = DraftTokenIds(["a", "b", "c", "gone"], given)
     scheduler.update_draft_token_ids_in_output(drafts, output)

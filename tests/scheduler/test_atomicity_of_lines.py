@@ -3,6 +3,7 @@
 import linecache
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ def call_after_failing_lines(
     while True:
         try:
             number = 1 + num_failures * stride
-            result = call_with_failing_line(number, lambda n=number: call(*arguments))
+            result = call_with_failing_line(number, partial(call, *arguments))
         except InjectedError:
             num_failures += 1
             after = state_of((scheduler, arguments))

@@ -56,10 +56,7 @@ def test_each_step_has_one_phase_and_everything_finishes(kind: str, policy: Neur
     @given(workload=workloads(kind.endswith("async")))
     def run(workload: Workload) -> None:
         recorder = Recorder(kind, workload.config, policy)
-        # From 0.32 on vLLM keeps room for a request's drafts in every step and stalls by itself
-        # where a step has none: drafts are left to 0.24 here.
-        if hasattr(recorder.scheduler, "kv_holding_waiting"):
-            assume(not workload.config["num_speculative_tokens"])
+        assume(_vllm_itself_works(recorder))
         play(recorder, workload, 2 if kind.endswith("async") else 1, max_final_steps=3000)
         assert recorder.scheduler.get_num_unfinished_requests() == 0
         queued = [len(recorder.scheduler.running), len(recorder.scheduler.waiting)]
@@ -75,6 +72,40 @@ def test_each_step_has_one_phase_and_everything_finishes(kind: str, policy: Neur
                 reset = set()
 
     run()
+
+
+def _vllm_itself_works(recorder: Recorder) -> bool:
+    """Whether vLLM's own scheduler serves every workload with this configuration."""
+    if not hasattr(recorder.scheduler, "kv_holding_waiting"):
+        return True
+    num_padded = 1 + recorder.config.num_speculative_tokens
+    is_cut = 0 < recorder.config.long_prefill_token_threshold < num_padded
+    return recorder.config.step_token_budget >= num_padded and not is_cut
+
+
+@pytest.mark.parametrize("kind", ["base", "async"])
+def test_vllm_itself_fails_with_drafts_beyond_the_threshold_or_the_budget(kind: str) -> None:
+    # From 0.32 on it pads a waiting request with one token left to 1 + drafts tokens.
+    def play_two(**config: int) -> Recorder:
+        recorder = Recorder(kind, GENEROUS | {"num_speculative_tokens": 2} | config)
+        recorder.add(id="A", prompt=[5, 6, 7, 8, 9], max_tokens=4, eos=None)
+        for _ in range(3):
+            _step(recorder)
+        # Four of its five tokens are cached.
+        recorder.add(id="B", prompt=[5, 6, 7, 8, 9], max_tokens=4, eos=None)
+        for _ in range(9):
+            _step(recorder)
+        return recorder
+
+    if not hasattr(Recorder(kind, GENEROUS).scheduler, "kv_holding_waiting"):
+        play_two(long_prefill_token_threshold=2)
+        assert not play_two(max_num_scheduled_tokens=2).scheduler.requests
+        return
+    with pytest.raises(AssertionError):
+        play_two(long_prefill_token_threshold=2)
+    play_two(long_prefill_token_threshold=3)
+    assert list(play_two(max_num_scheduled_tokens=2).scheduler.requests) == ["B"]
+    assert not play_two(max_num_scheduled_tokens=3).scheduler.requests
 
 
 def _check_step(step: dict[str, Any], buckets: tuple[int, ...]) -> None:
