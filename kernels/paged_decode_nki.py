@@ -27,6 +27,8 @@ Layouts, N = slots * rows of a group, run r of a slot on partition p, its token 
     scores        [128 p, (slot, row, j)] PSUM, one or two banks;  weights [128 p, (j, slot, row)]
     sums          [d, (slot, row)] PSUM, row sums beside them
     edge tokens   one per partition, against the rows of all slots
+With key_blocks the K cache is [num_blocks, KV, d, block_size]: keys of a slot are staged as
+[features, (head, block, token)], and DVE selects the columns of one j, zero for absent runs.
 
 On-chip memory per partition: staging tiles of at most 2 * 64 KiB for keys and values of a trip; key
 columns 4 * 2 KiB; per group scores to be weighed 4 N tokens, weights b N (tokens + edge tiles),

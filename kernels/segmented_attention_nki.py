@@ -28,7 +28,8 @@ others.
 Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that
 a partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ...
 Key columns [128 features, segment]: column j * 128 + p. Masks are made in token order and read
-with stride r.
+with stride r. With k_pre_transposed, keys are staged in columns [features, segment] of token order
+(transposed_keys.py), from which a strided copy makes key columns instead of PE.
 
 On-chip memory per partition: that of padded_prefill, plus for a segment of s tokens, element size
 b: staged and zeroed rows 4 r d b, key columns s b, mask and positions 9 s. s = 2048, d = 128,

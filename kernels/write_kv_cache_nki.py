@@ -12,7 +12,8 @@ Loop nest. Tiles of 128 tokens -> K, V: one scatter for all KV heads. Without sc
 to HBM; with them a tile is loaded, scaled head by head and cast on the way.
 
 Layouts. Token t sits on partition t % 128 of the index tile [128, tiles] and of the scaled tile
-[128, KV * d].
+[128, KV * d]. A pre-transposed K cache [num_blocks, KV, d, block_size] is written by
+transposed_key_writer.py: whole blocks by way of columns [d, (KV head, slot)], then single tokens.
 
 On-chip memory. Index tiles of 16 B per 128 tokens and partition, 1 KiB at T = 8192; with scales
 KV * d * (b + 4 + 1) B per tile in flight, 7 KiB for 8 heads of 128 in bf16.
