@@ -126,5 +126,10 @@ def read_optional(kind: ArrayKind, value: Any) -> Any:
     """An optional argument as a NumPy array of its own shape; None as it is."""
     if value is None:
         return None
-    is_foreign = hasattr(value, "device") and not isinstance(value, (np.ndarray, np.generic))
-    return kind.open_cache(value) if is_foreign else np.asarray(value)
+    if hasattr(value, "device") and not isinstance(value, (np.ndarray, np.generic)):
+        return kind.open_cache(value)
+    try:
+        return np.asarray(value)
+    except ValueError:
+        # Ragged: refused by name where its dtype is checked.
+        return np.asarray(value, object)

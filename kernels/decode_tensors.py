@@ -20,8 +20,8 @@ EDGE_COLUMN = PARTITIONS
 MAXIMA_COLUMN = MATMUL_COLUMNS - PARTITIONS
 """Where transposed maxima begin in the bank of the weighted values."""
 
-SMALLEST_SINK = -1e37
-"""Stands for a sink of -infinity, which must not meet PE: 0 * infinity is NaN."""
+LARGEST_SINK = 1e37
+"""Sinks beyond this or its negative, -infinity too, are this: 0 * infinity is NaN in PE."""
 
 
 @dataclass
@@ -221,8 +221,11 @@ class ChainFactors(nl.NKIObject):
                 factor = inverse
             nisa.tensor_scalar(
                 dst=self.sinks, data=self.sinks, op0=nl.multiply, operand0=factor, op1=nl.maximum,
-                operand1=SMALLEST_SINK,
+                operand1=-LARGEST_SINK,
             )  # fmt: skip
+            nisa.tensor_scalar(
+                dst=self.sinks, data=self.sinks, op0=nl.minimum, operand0=LARGEST_SINK
+            )
 
     def spread_sinks(self, height: int) -> nl.NkiTensor | None:
         """The sinks on every partition, [height, (slot, row)]."""

@@ -6,7 +6,7 @@ supports beyond that stands at the top of its file. Every rejected argument is a
 names it; nothing has been written then. Attention comes back in the dtype of q. NumPy and torch
 caches are updated in place and returned as the same objects; JAX caches come back as new arrays.
 
-Arguments that all attention functions share: `scale` of the scores, positive, None is
+Arguments that all attention functions share: `scale` of the scores, 1e-12 to 1e6, None is
 1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
 [H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
 with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
@@ -41,6 +41,7 @@ from .validation import (
     check_caches,
     check_choice,
     check_chunk,
+    check_cores,
     check_count,
     check_dtypes,
     check_integers,
@@ -88,7 +89,7 @@ def padded_prefill(
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    check_choice("lnc", lnc, (1, 2))
+    lnc = check_cores(lnc)
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
@@ -143,7 +144,7 @@ def segmented_attention(
     """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
-    check_choice("lnc", lnc, (1, 2))
+    lnc = check_cores(lnc)
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
@@ -204,7 +205,7 @@ def paged_decode(
     q_, k_rows, v_rows, tables, lengths = map(
         kind.read, (q, k_cache, v_cache, block_tables, context_lens)
     )
-    check_choice("lnc", lnc, (1, 2))
+    lnc = check_cores(lnc)
     check_choice("softmax", softmax, ("auto", "exact"))
     check_shape("q", q_, (None, None, None, None))
     num_requests, num_q_heads, num_queries, head_dim = q_.shape

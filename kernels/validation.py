@@ -3,7 +3,6 @@
 Every failure is a ValueError that names the argument, its value and what is allowed.
 """
 
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -27,6 +26,10 @@ CHUNK_BYTES = 4 << 20
 BOUNDED_CHUNK_BYTES = 2 << 20
 """The same with softmax="bounded"."""
 SMALLEST_SCALE = 1e-6
+SOFTMAX_SCALES = (1e-12, 1e6)
+"""Beyond them the scale times softmax.FLOOR, or a sink divided by it, leaves fp32."""
+LONGEST_WINDOW = 2**31 - 1
+"""More than any cache holds: longer windows are this one."""
 SOFTMAX_MODES = ("auto", "bounded", "exact")
 
 
@@ -115,7 +118,7 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
 def check_integer(name: str, value: SupportsIndex) -> int:
     """`value`, an integer or an array of one, as an int."""
     try:
-        return operator.index(value.item() if hasattr(value, "item") else value)
+        return int(operator.index(value.item() if hasattr(value, "item") else value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name}={value!r}: must be an integer") from error
 
@@ -129,14 +132,22 @@ def check_count(name: str, value: SupportsIndex, most: int) -> int:
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:
-    """The softmax scale: finite and positive; None is 1 / sqrt(head_dim)."""
+    """The softmax scale: positive, its products stay in fp32; None is 1 / sqrt(head_dim)."""
     try:
         value = head_dim**-0.5 if scale is None else float(scale)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"scale={scale!r}: must be a number, or None") from error
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"scale={scale}: must be positive and finite")
+    low, high = SOFTMAX_SCALES
+    if not low <= value <= high:
+        raise ValueError(f"scale={scale}: must be within {low:g}..{high:g}")
     return value
+
+
+def check_cores(lnc: SupportsIndex) -> int:
+    """The number of physical cores, 1 or 2."""
+    cores = check_integer("lnc", lnc)
+    check_choice("lnc", cores, (1, 2))
+    return cores
 
 
 def check_softmax(softmax: str, q: Array, window: int | None) -> str:
@@ -167,7 +178,7 @@ def check_window(sliding_window: SupportsIndex | None) -> int | None:
     window = check_integer("sliding_window", sliding_window)
     if window < 1:
         raise ValueError(f"sliding_window={window}: must be at least 1, or None")
-    return window
+    return min(window, LONGEST_WINDOW)
 
 
 def check_sinks(sinks: Array | None, num_q_heads: int) -> Array | None:
@@ -189,9 +200,11 @@ def check_cache_scale(name: str, scale: Any, cache: Array) -> Array | None:
         if cache.dtype in FP8_DTYPES:
             raise ValueError(f"{name}=None: an fp8 cache needs a number or [{num_kv_heads}]")
         return None
+    if np.iscomplexobj(scale):
+        raise ValueError(f"{name}={scale}: must be a number or [{num_kv_heads}]")
     try:
         values = np.asarray(scale, np.float32)
-    except ValueError as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name}={scale}: must be a number or [{num_kv_heads}]") from error
     if values.shape not in ((), (num_kv_heads,)):
         raise ValueError(f"{name}: shape {values.shape} must be () or ({num_kv_heads},)")

@@ -192,3 +192,27 @@ def test_no_row_of_the_cache_is_gathered_that_no_query_sees() -> None:
             for head in range(0, 2, per_chain):
                 expected.append((int(table[block]) * 2 + head) * block_size + row)
     assert sorted(tokens) == sorted(expected)
+
+
+@pytest.mark.parametrize(("largest", "k_scale"), [(3e38, None), (1e32, 1e-6)])
+def test_a_sink_at_the_end_of_fp32_leaves_the_other_heads_alone(
+    largest: float, k_scale: float | None
+) -> None:
+    rng = np.random.default_rng(0)
+    q = normal(rng, (1, 2, 1, 32), np.float32)
+    paged = paged_tokens(rng, [5], 1, 32, 16, np.float32)
+    sinks = np.array([largest, 0], np.float32)
+    arguments = (q, paged.k_cache, paged.v_cache, paged.tables, np.array([5], np.int32))
+    out = paged_decode(*arguments, sinks=sinks, k_scale=k_scale)
+    assert (out[0, 0] == 0).all()
+    assert_close(out, reference.paged_decode(*arguments, sinks=sinks, k_scale=k_scale))
+
+
+@pytest.mark.parametrize("window", [2**31, 2**70])
+def test_a_window_beyond_every_cache_is_no_window(window: int) -> None:
+    rng = np.random.default_rng(0)
+    q = normal(rng, (1, 2, 2, 32), np.float32)
+    paged = paged_tokens(rng, [40], 1, 32, 16, np.float32)
+    arguments = (q, paged.k_cache, paged.v_cache, paged.tables, np.array([40], np.int32))
+    out = paged_decode(*arguments, sliding_window=window)
+    assert_close(out, reference.paged_decode(*arguments))
