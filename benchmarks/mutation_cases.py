@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("pytest", "test") from error
 
 STAGES = ("traces", "fuzzer", "unit tests", "atomicity tests", "exploration")
-ATOMICITY_TESTS = "test_atomicity.py"
+ATOMICITY_TESTS = "test_atomicity"
 NO_CASES = {
     "test_golden_traces.py": "each of the traces is a case",
     "test_cost_and_memory.py": "measures memory, of which the recorder itself takes some",
