@@ -53,6 +53,13 @@ class _TorchArrays:
             torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
         }
 
+    def check(self, name: str, tensor: Any) -> None:
+        """ValueError, naming the argument, for a tensor that NumPy cannot share."""
+        try:
+            self.open_cache(tensor)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{name}: {error}") from error
+
     def read(self, array: Any) -> Array:
         return np.ascontiguousarray(self.open_cache(array))
 
@@ -99,7 +106,8 @@ class _JaxArrays:
 def array_kind(**arguments: Any) -> ArrayKind:
     """The kind that all arguments share.
 
-    ValueError naming the first argument that is no array or is of another kind than the first one.
+    ValueError naming the first argument that is no array, is of another kind than the first one or
+    is a tensor whose device, layout or dtype NumPy does not have.
     """
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     kinds: list[tuple[type[Any], str]] = [(np.ndarray, "numpy")]
@@ -118,7 +126,10 @@ def array_kind(**arguments: Any) -> ArrayKind:
         if other != kind:
             raise ValueError(f"{name}: a {other} array, must be {kind} as {first}")
     if kind == "torch":
-        return _TorchArrays(torch)
+        tensors = _TorchArrays(torch)
+        for name, value in arguments.items():
+            tensors.check(name, value)
+        return tensors
     return _JaxArrays(jax) if kind == "jax" else _NumpyArrays()
 
 

@@ -41,6 +41,14 @@ def _nothing(*arguments: Any) -> None:
     """No result."""
 
 
+def _check_devices(names: tuple[str, ...], arguments: tuple[Any, ...]) -> None:
+    """All tensors are on one device: torch takes the fake kernel if a single one is on meta."""
+    first = arguments[0].device
+    for name, argument in zip(names, arguments, strict=False):
+        if isinstance(argument, torch.Tensor) and argument.device != first:
+            raise ValueError(f"{name}: device {argument.device} must be {first} as {names[0]}")
+
+
 def _register(
     name: str, schema: str, host: Callable[..., Any], fake: Callable[..., Any], *written: str
 ) -> None:
@@ -57,10 +65,14 @@ def _register(
             return result
         return result[0] if fake is _attention else None
 
+    def describe(*arguments: Any) -> Any:
+        _check_devices(names, arguments)
+        return fake(*arguments)
+
     operator = torch.library.custom_op(
         f"segattn::{name}", function, mutates_args=written, device_types="cpu", schema=schema
     )
-    operator.register_fake(fake)
+    operator.register_fake(describe)
 
 
 # torch tries overloads in this order and would read a tensor for an int.

@@ -37,3 +37,19 @@ def test_torch_tensors_are_taken_and_caches_change_in_place(dtype: Any) -> None:
     np.testing.assert_array_equal(values(again), values(out))
     with pytest.raises(ValueError, match="k: a numpy array, must be torch as q"):
         padded_prefill(**{**tensors, "k": expected_arrays["k"]}, num_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("v_cache", torch.Tensor.to_sparse, "v_cache: .* Sparse"),
+        ("k", lambda tensor: tensor.to("meta"), "k: device=meta: torch tensors must be on the CPU"),
+        ("q", lambda tensor: tensor.to(torch.float8_e5m2), "q: .* Float8_e5m2"),
+        ("k_cache", torch._neg_view, "k_cache: .* negative bit"),
+    ],
+)
+def test_a_tensor_that_numpy_cannot_share_is_named(name: str, change: Any, message: str) -> None:
+    tensors = {name: torch.from_numpy(array) for name, array in prefill_arrays(np.float32).items()}
+    tensors[name] = change(tensors[name])
+    with pytest.raises(ValueError, match=message):
+        padded_prefill(**tensors, num_tokens=5)

@@ -208,3 +208,15 @@ def test_on_the_meta_device_only_shapes_are_computed() -> None:
     out = torch.ops.segattn.paged_decode(*[each.to("meta") for each in arguments])
     assert (out.device.type, out.dtype) == ("meta", torch.bfloat16)
     assert out.shape == arguments[0].shape
+
+
+@pytest.mark.parametrize("name", ["k", "v_scale"])
+def test_a_single_tensor_on_the_meta_device_is_refused(name: str) -> None:
+    """Torch would take the fake kernel for it and return memory that nobody wrote."""
+    arguments = {
+        name: torch.from_numpy(array) for name, array in prefill_arrays(np.float32).items()
+    }
+    arguments["v_scale"] = torch.ones(1)
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(ValueError, match=f"{name}: device meta must be cpu as q"):
+        torch.ops.segattn.padded_prefill(**arguments, num_tokens=5)
