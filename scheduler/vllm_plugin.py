@@ -87,6 +87,15 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
             _buckets(options, "num_batched_tokens_buckets", largest_chunk),
             self.kv_cache_config.num_blocks,
         )
+        logger.info(
+            "Neuron rules: prefill buckets %s, decode buckets %s, at most %d requests of "
+            "max_model_len in %d KV blocks, %s",
+            self.prefill_buckets,
+            self.decode_buckets,
+            self.max_kv_concurrent,
+            self.num_usable_blocks,
+            self.neuron_policy,
+        )
 
     def _read_group_limits(self) -> list[tuple[int, int]]:
         """Tokens per block and most blocks of one request, for each group of layers."""
