@@ -27,6 +27,7 @@ Layouts. Query and key columns [128 features, rows] per 128 features of d; value
 ones [128, S / 128 * (d + 1)]: row t * 128 + p on partition p. Tile i * heads + h of a share is row
 tile i of head h. Bounded: scores [128 keys, 512 queries]. Exact: scores [128 queries, keys] in
 PSUM, weights transposed by PE.
+A pre-transposed K cache is written last, by transposed_key_writer.py.
 
 On-chip memory per partition, element size b, tiles n = S / 128, row tiles m of a share of G heads,
 d <= 128: query rows and columns 2 G m (d + 128) b / 2, keys and values of the chunk
