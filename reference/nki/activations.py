@@ -15,7 +15,7 @@ import numpy as np
 
 from .dtypes import Array
 from .errors import NkiValidationError
-from .ops import NAMES
+from .ops import NAMES, shown
 
 Function = Callable[..., Array]
 
@@ -188,7 +188,6 @@ def activation_of(instruction: str, op: object) -> Activation:
     found = ACTIVATIONS.get(name) if name is not None else None
     if found is None:
         raise NkiValidationError(
-            f"{instruction}: op is {getattr(op, '__name__', op)!r}; allowed are nl. "
-            f"{', '.join(sorted(ACTIVATIONS))}"
+            f"{instruction}: op is {shown(op)}; allowed are nl. {', '.join(sorted(ACTIVATIONS))}"
         )
     return found

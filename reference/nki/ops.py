@@ -187,6 +187,26 @@ def alias(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+_INSTEAD: Final = {
+    "divide": "multiply by nisa.reciprocal",
+    "mod": "subtract the multiple that a rounding cast gives",
+    "fmod": "subtract the multiple that a rounding cast gives",
+}
+
+
+def shown(op: object) -> str:
+    """How an error names what a kernel passed as an operator, and what to pass instead."""
+    if isinstance(op, str):
+        return f"the string {op!r}, pass nl.{op}"
+    name = getattr(op, "__name__", "")
+    if name in _INSTEAD:
+        return f"nl.{name}, which the device does not have ({_INSTEAD[name]})"
+    module = getattr(op, "__module__", None) or type(op).__module__
+    if name and "nki" not in module:
+        return f"{name!r} of {module}, pass an operator of nl"
+    return repr(name or op)
+
+
 def op_of(instruction: str, parameter: str, op: object) -> Op:
     """The ALU operator a kernel passed.
 
@@ -195,9 +215,9 @@ def op_of(instruction: str, parameter: str, op: object) -> Op:
     name = NAMES.get(op)
     found = OPS.get(name) if name is not None else None
     if found is None:
+        allowed = sorted(name for name, entry in OPS.items() if not entry.trn3_only)
         raise NkiValidationError(
-            f"{instruction}: {parameter} is {getattr(op, '__name__', op)!r}; "
-            f"allowed are nl. {', '.join(sorted(OPS))}"
+            f"{instruction}: {parameter} is {shown(op)}; allowed are nl. {', '.join(allowed)}"
         )
     if found.trn3_only:
         raise NkiValidationError(

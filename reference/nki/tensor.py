@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import access_pattern, indexing, views
 from .dtypes import Array
@@ -154,6 +154,27 @@ class NkiTensor(NKIObject):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __iter__(self) -> NoReturn:
+        raise NkiValidationError(
+            f"tensor {self.name!r} is not iterable; use range({self.shape[0]}) and index it"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise NkiValidationError(
+            f"NumPy cannot read tensor {self.name!r}, whose values exist on the device only; use "
+            "nisa instructions (tensor.numpy() is for debugging)"
+        )
+
+    def _no_operator(self, *_: Any) -> NoReturn:
+        raise NkiValidationError(
+            f"tensor {self.name!r} has no Python operators; use nisa.tensor_tensor for two tiles, "
+            "nisa.tensor_scalar for a tile and a number or column, nisa.nc_matmul for products"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
+    __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _no_operator
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __and__ = __or__ = _no_operator
 
     def permute(self, dims: tuple[int, ...]) -> NkiTensor:
         """Reorder the dimensions; on chip dims[0] must be 0."""

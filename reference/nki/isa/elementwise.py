@@ -25,7 +25,18 @@ def signature(x: object) -> object:
 class Elementwise:
     """A validated elementwise instruction: operators, reshapes, engine."""
 
-    __slots__ = ("bitvec", "direct", "engine", "exact", "name", "ndim", "op0", "op1", "reshape")
+    __slots__ = (
+        "bitvec",
+        "direct",
+        "engine",
+        "exact",
+        "name",
+        "ndim",
+        "op0",
+        "op1",
+        "reshape",
+        "rounded",
+    )
 
     def __init__(
         self,
@@ -44,6 +55,9 @@ class Elementwise:
         self.ndim = layout.ndim
         self.engine = engine_name
         self.exact = False
+        """Integer arithmetic without fp32."""
+        self.rounded = False
+        """32-bit integers through fp32."""
         self.name = op0.name if op1 is None else f"{op0.name},{op1.name}"
 
 

@@ -58,6 +58,11 @@ def check_tile(
             f"{where} {t.name!r} has dtype {layout.dtype}; allowed: {', '.join(sorted(dtypes))}"
             + (f" ({why})" if why else "")
         )
+    if layout.strides[0] not in (0, layout.row) and layout.partitions > 1:
+        raise NkiValidationError(
+            f"{where} {t.name!r} steps over {layout.strides[0] / layout.row:g} partitions; engines "
+            "access neighbouring partitions: use dma_copy, which takes any"
+        )
     if layout.partitions > NUM_PARTITIONS:
         raise NkiValidationError(
             f"{where} {t.name!r} has {layout.partitions} partitions; limit {NUM_PARTITIONS}"
@@ -138,10 +143,12 @@ def check_same_size(
 ) -> None:
     """Same partitions and same elements per partition as the destination."""
     if layout.partitions != dst.partitions or layout.free != dst.free:
+        column = layout.partitions == dst.partitions and layout.free == 1
         raise NkiValidationError(
             f"{instruction}: operand {operand} has shape {layout.shape} "
             f"({layout.partitions} partitions x {layout.free}), {dst_name} has {dst.shape} "
             f"({dst.partitions} x {dst.free}); both numbers must agree"
+            + ("; nisa.tensor_scalar takes a column [P, 1] for all elements" if column else "")
         )
 
 

@@ -20,7 +20,7 @@ from .elementwise import (
     signature,
 )
 from .enums import NkiInstruction, engine
-from .execute import finish, fp32, operand_value, put, raw, target
+from .execute import check_exact_result, finish, fp32, operand_value, put, raw, target
 from .gaps import computed_gaps, is_known
 from .legacy import hides_dtype, ignore_dtype
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
@@ -58,7 +58,10 @@ def tensor_tensor(
     if plan.direct:
         plan.op0(x, y, out=target(dst, me).array)
     else:
-        put(dst, plan.op0(x, y), me)
+        values = plan.op0(x, y)
+        if plan.rounded:
+            check_exact_result(values, dst.dtype, me)
+        put(dst, values, me)
     return finish(plan.engine, "tensor_tensor", (dst,), (data1, data2), plan.name)
 
 
@@ -91,6 +94,7 @@ def _plan_tensor_tensor(
         )
     plan = Elementwise(dst, data1, found, None, chosen)
     plan.exact = wide and chosen == "gpsimd" and found.kind == "arithmetic"
+    plan.rounded = wide and chosen == "vector" and found.kind == "arithmetic"
     plan.direct = plan.direct and not plan.exact
     return plan
 
