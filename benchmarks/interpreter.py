@@ -1,6 +1,7 @@
-"""How much slower interpreting is than plain NumPy: two ratios, measured in one run.
+"""How much slower interpreting is than plain NumPy, measured in one run.
 
-`python -m segattn.benchmarks.interpreter` prints them with the limits they must keep. Checks and
+`python -m segattn.benchmarks.interpreter` prints the ratio of an attention call and of much used
+instructions, the first three with the limits they must keep. Checks and
 trace are on; each side runs with as many BLAS threads as the environment gives, so pin both to
 one (OMP_NUM_THREADS=1).
 """
@@ -11,7 +12,8 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -75,45 +77,111 @@ def attention_ratio(rounds: int) -> tuple[float, float]:
     )
 
 
-def tensor_scalar_ratio(rounds: int) -> tuple[float, float]:
-    """(seconds of tensor_scalar on a [128, 512] fp32 tile, seconds of the NumPy expression)."""
+class Comparison(NamedTuple):
+    """Seconds of an instruction and of the NumPy expression for the same values."""
+
+    name: str
+    interpreted: float
+    numpy: float
+
+
+def instruction_costs(rounds: int) -> list[Comparison]:
+    """The instructions that kernels use most, on [128, 512] tiles, against NumPy in float32.
+
+    The first two are `tensor_scalar` with one and with two operators.
+    """
     nl, nisa = nki.language, nki.isa
-    seconds: list[float] = []
+    found: list[Comparison] = []
+    wide = np.random.default_rng(0).uniform(0.5, 1.0, (128, 512)).astype(np.float32)
+    square = wide[:, :128].copy()
+    column = np.ones((128, 1), np.float32)
 
     @nki.jit
     def kernel(x: Any) -> None:
-        tile = nl.load(x)
-        out = nl.ndarray(tile.shape, dtype=nl.float32)
-        seconds.append(
-            best_of(
+        tile, out, half = nl.load(x), *_tiles((128, 512), nl.float32, nl.bfloat16)
+        left, turned = nl.load(x[:, 0:128]), nl.ndarray((128, 128), nl.float32, nl.psum)
+        psum = nl.ndarray((128, 512), nl.float32, nl.psum)
+        sums, ones = _tiles((128, 1), nl.float32, nl.float32)
+        nisa.memset(ones, 1.0)
+        hbm = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.private_hbm)
+        pairs: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+            (
+                "tensor_scalar, one operator",
+                lambda: nisa.tensor_scalar(out, tile, nl.multiply, 2.0),
+                lambda: wide * 2.0,
+            ),
+            (
+                "tensor_scalar, two operators",
                 lambda: nisa.tensor_scalar(out, tile, nl.multiply, 2.0, op1=nl.add, operand1=1.0),
-                100,
-                rounds,
+                lambda: wide * 2.0 + 1.0,
+            ),
+            (
+                "tensor_scalar, column operand",
+                lambda: nisa.tensor_scalar(out, tile, nl.multiply, ones),
+                lambda: wide * column,
+            ),
+            (
+                "tensor_tensor",
+                lambda: nisa.tensor_tensor(out, tile, tile, nl.add),
+                lambda: wide + wide,
+            ),
+            (
+                "tensor_copy to bfloat16",
+                lambda: nisa.tensor_copy(half, tile),
+                lambda: wide.astype(ml_dtypes.bfloat16),
+            ),
+            (
+                "activation exp with row sums",
+                lambda: nisa.activation_reduce(out, nl.exp, tile, nl.add, sums),
+                lambda: np.exp(wide).sum(axis=1),
+            ),
+            (
+                "tensor_reduce maximum",
+                lambda: nisa.tensor_reduce(sums, nl.maximum, tile, axis=1),
+                lambda: wide.max(axis=1),
+            ),
+            (
+                "nc_matmul",
+                lambda: nisa.nc_matmul(psum, left, tile, accumulate=False),
+                lambda: square.T @ wide,
+            ),
+            ("nc_transpose", lambda: nisa.nc_transpose(turned, left), lambda: square.T.copy()),
+            ("dma_copy from HBM", lambda: nisa.dma_copy(out, x), lambda: wide.copy()),
+            ("dma_copy to HBM", lambda: nisa.dma_copy(hbm, tile), lambda: wide.copy()),
+        ]
+        for name, interpreted, plain in pairs:
+            found.append(
+                Comparison(name, best_of(interpreted, 100, rounds), best_of(plain, 100, rounds))
             )
-        )
 
-    x = np.random.default_rng(0).standard_normal((128, 512)).astype(np.float32)
     with Trace(), nki.strict(subset="off"):  # the timing harness inside is no kernel code
-        kernel(x)
-    return seconds[0], best_of(lambda: x * 2.0 + 1.0, 100, rounds)
+        kernel(wide)
+    return found
+
+
+def _tiles(shape: tuple[int, ...], *dtypes: str) -> list[Any]:
+    return [nki.language.ndarray(shape, dtype=dtype) for dtype in dtypes]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print both ratios; exit 1 with --check when one is above its limit."""
+    """Print the ratios; exit 1 with --check when one is above its limit."""
     parser = argparse.ArgumentParser(prog="segattn.benchmarks.interpreter", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="rounds of which the best counts")
     parser.add_argument("--check", action="store_true", help="fail above the limits")
     args = parser.parse_args(argv)
+    attention = Comparison(
+        f"attention S={S} prior={PRIOR} heads={HEADS} bf16", *attention_ratio(args.rounds)
+    )
+    costs = instruction_costs(args.rounds)
+    limits = [ATTENTION_LIMIT, TENSOR_SCALAR_LIMIT, TENSOR_SCALAR_LIMIT]
     worst = 0.0
-    for name, measure, limit in (
-        (f"attention S={S} prior={PRIOR} heads={HEADS} bf16", attention_ratio, ATTENTION_LIMIT),
-        ("tensor_scalar [128, 512] fp32", tensor_scalar_ratio, TENSOR_SCALAR_LIMIT),
-    ):
-        ours, plain = measure(args.rounds)
-        worst = max(worst, ours / plain / limit)
+    for measured, limit in zip_longest([attention, *costs], limits):
+        ratio = measured.interpreted / measured.numpy
+        worst = max(worst, ratio / limit if limit else 0.0)
         print(
-            f"{name}: interpreter {ours * 1e3:.3f} ms, NumPy {plain * 1e3:.3f} ms, "
-            f"ratio {ours / plain:.2f} (limit {limit:g})"
+            f"{measured.name:42} interpreter {measured.interpreted * 1e3:8.3f} ms, NumPy "
+            f"{measured.numpy * 1e3:8.3f} ms, ratio {ratio:5.2f}"
+            + (f" (limit {limit:g})" if limit else "")
         )
     return 1 if args.check and worst > 1 else 0
 

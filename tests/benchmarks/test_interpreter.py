@@ -1,4 +1,4 @@
-"""The interpreter benchmark prints both ratios and its exit status follows the limits."""
+"""The interpreter benchmark prints its ratios and its exit status follows the limits."""
 
 import numpy as np
 import pytest
@@ -6,21 +6,29 @@ import pytest
 from segattn.benchmarks import interpreter
 
 
-def test_both_ratios_are_printed_with_their_limits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_ratio_is_printed_and_three_have_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert interpreter.main(["--rounds", "1"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("attention S=512 prior=2048 heads=4 bf16: interpreter")
-    assert first.endswith("(limit 4)")
-    assert second.startswith("tensor_scalar [128, 512] fp32: interpreter")
-    assert second.endswith("(limit 2)")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("interpreter")[0].strip() for line in lines[:3]] == [
+        "attention S=512 prior=2048 heads=4 bf16",
+        "tensor_scalar, one operator",
+        "tensor_scalar, two operators",
+    ]
+    assert [line.rpartition(" (limit ")[2] for line in lines[:3]] == ["4)", "2)", "2)"]
+    assert len(lines) == 12
+    assert not any("limit" in line for line in lines[3:])
 
 
-@pytest.mark.parametrize(("ours", "status"), [(3.9, 0), (4.1, 1)])
+@pytest.mark.parametrize(
+    ("attention", "one", "two", "status"),
+    [(3.9, 1.9, 1.9, 0), (4.1, 1.0, 1.0, 1), (1.0, 2.1, 1.0, 1), (1.0, 1.0, 2.1, 1)],
+)
 def test_check_fails_above_a_limit(
-    ours: float, status: int, monkeypatch: pytest.MonkeyPatch
+    attention: float, one: float, two: float, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpreter, "attention_ratio", lambda rounds: (ours, 1.0))
-    monkeypatch.setattr(interpreter, "tensor_scalar_ratio", lambda rounds: (1.9, 1.0))
+    costs = [interpreter.Comparison("x", seconds, 1.0) for seconds in (one, two, 9.0)]
+    monkeypatch.setattr(interpreter, "attention_ratio", lambda rounds: (attention, 1.0))
+    monkeypatch.setattr(interpreter, "instruction_costs", lambda rounds: costs)
     assert interpreter.main(["--check"]) == status
     assert interpreter.main([]) == 0
 

@@ -1,5 +1,6 @@
 """Launching kernels: arguments, results, registers and loops, prints and constants."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,6 +213,30 @@ def test_deprecated_loops_still_run_and_can_be_reported() -> None:
         "nl.affine_range",
         "nl.sequential_range",
     ]
+
+
+def test_a_breakpoint_stops_in_the_kernel_where_tiles_show_their_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def stop() -> None:
+        frame = sys._getframe(1)
+        seen.append((frame.f_code.co_name, frame.f_locals["tile"].numpy()))
+
+    monkeypatch.setattr(sys, "breakpointhook", stop)
+
+    @nki.jit
+    def kernel(x: Any) -> None:
+        tile = nl.load(x)
+        breakpoint()
+        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for launch in (kernel, kernel[2]):
+        launch(x)
+    assert [name for name, _ in seen] == ["kernel"] * 3
+    np.testing.assert_array_equal([values for _, values in seen], [x] * 3)
 
 
 def test_device_print_shows_prefix_and_values(capsys: pytest.CaptureFixture[str]) -> None:

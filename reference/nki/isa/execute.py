@@ -153,19 +153,49 @@ def finish(
     reads: tuple[NkiTensor, ...],
     op: str = "",
 ) -> NkiInstruction:
-    """Count the instruction, note the tiles it used, record it, let the other core run."""
-    number = account(writes, reads)
+    """Count the instruction, note the tiles it used, record it, let the other core run.
+
+    `account`, `index_accesses` and `handed_over` in one: every call counts here.
+    """
+    core = RUN.core
+    if core is None:
+        core = current()
+    number = core.count
+    core.count = number + 1
+    dynamic = False
+    for t in writes:
+        use = t.storage.use
+        if use is not None:
+            use.last = number
+            if use.first < 0:
+                use.first = number
+                use.first_line = kernel_line()
+        if t.dynamic is not None:
+            dynamic = True
+            _use_index(t, number)
+    for t in reads:
+        use = t.storage.use
+        if use is not None:
+            use.last = number
+        if t.dynamic is not None:
+            dynamic = True
+            _use_index(t, number)
     recorder = trace.active
     if recorder is not None:
+        read = tuple([t.access if t.dynamic else t.v.access or t.access for t in reads])
         recorder.compute(
             engine,
             opcode,
-            current().index,
-            tuple([t.access for t in writes]),
-            (*[t.access for t in reads], *index_accesses(writes, reads)),
+            core.index,
+            tuple([t.access if t.dynamic else t.v.access or t.access for t in writes]),
+            (*read, *index_accesses(writes, reads)) if dynamic else read,
             op,
         )
-    return handed_over(number)
+    if core.switch is not None:
+        core.switch()
+    made: NkiInstruction = object.__new__(NkiInstruction)
+    made.handle = number
+    return made
 
 
 def index_accesses(

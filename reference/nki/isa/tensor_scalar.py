@@ -20,7 +20,7 @@ from .elementwise import (
 )
 from .enums import NkiInstruction, engine
 from .execute import check_exact_result, finish, fp32, operand_value, put, raw, target
-from .gaps import computed_gaps, is_known
+from .gaps import computed_gaps
 from .operands import check_destination, check_same_size, check_tile, is_tensor
 
 _tensor_scalar: dict[object, Elementwise] = {}
@@ -40,20 +40,24 @@ def tensor_scalar(
 ) -> NkiInstruction:
     """Store dst = (data op0 operand0) op1 operand1; operands are scalars or [P, 1] tiles."""
     me = "nisa.tensor_scalar"
+    tiles = type(dst) is NkiTensor and type(data) is NkiTensor
     key = (
-        signature(dst),
-        signature(data),
+        dst.v.layout if tiles else signature(dst),
+        data.v.layout if tiles else signature(data),
         op0,
         signature(operand0),
         op1,
-        signature(operand1),
+        None if operand1 is None else signature(operand1),
         engine,
     )
     plan = _tensor_scalar.get(key)
     if plan is None:
         plan = _plan_tensor_scalar(me, dst, data, op0, operand0, op1, operand1, engine)
         _tensor_scalar[key] = plan
-    if not (data.v.known and is_known(operand0) and is_known(operand1)) and (
+    column0, column1 = type(operand0) is NkiTensor, type(operand1) is NkiTensor
+    known = data.v.known and (not column0 or operand0.v.known)
+    known = known and (not column1 or operand1.v.known)
+    if not known and (
         gaps := computed_gaps(me, dst, data=data, operand0=operand0, operand1=operand1)
     ):
         with gaps:
@@ -67,18 +71,20 @@ def tensor_scalar(
     if plan.reshape is not None:
         x = x.reshape(plan.reshape)
     reads: tuple[NkiTensor, ...] = (data,)
-    a: Any = None
-    if operand0 is not None:
+    a: Any = operand0
+    if column0:
         a = operand_value(operand0, plan.ndim, me, "operand0")
-        if type(operand0) is NkiTensor:
-            reads = (data, operand0)
-    b: Any = None
-    if plan.op1 is not None and operand1 is not None:
+        reads = (data, operand0)
+    elif operand0 is not None:
+        a = np.float32(operand0)
+    b: Any = operand1
+    if column1:
         b = operand_value(operand1, plan.ndim, me, "operand1")
-        if type(operand1) is NkiTensor:
-            reads = (*reads, operand1)
-            if operand1.storage.buffer is dst.storage.buffer:
-                b = b.copy()
+        reads = (*reads, operand1)
+        if operand1.storage.buffer is dst.storage.buffer:
+            b = b.copy()
+    elif operand1 is not None:
+        b = np.float32(operand1)
     if plan.direct:
         out = target(dst, me).array
     else:
