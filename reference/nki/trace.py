@@ -184,8 +184,7 @@ _internal: dict[CodeType, bool] = {}
 
 def _kernel_line() -> tuple[CodeType, int]:
     """Code object and line of the innermost frame outside the interpreter."""
-    # 0 is this function, 1 the recorder's, 2 an instruction or what it calls to be recorded
-    frame: FrameType | None = sys._getframe(3)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         internal = _internal.get(code)
