@@ -29,7 +29,7 @@ SURVIVORS = """
 ## Survivors
 
 A mutant that no case notices is either a missing test, which is then written, or equal to the
-original in everything that a caller can see. Why each of these is equal:
+original in everything that a caller can see. Why each of these is equal; "open" is not settled:
 
 | file | function | change | reason |
 |---|---|---|---|
