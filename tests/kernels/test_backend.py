@@ -1,12 +1,15 @@
 """Which nki runs the kernels."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
+import numpy as np
 import pytest
 
-from segattn.kernels import backend
+from segattn.kernels import backend, write_kv_cache
 from segattn.reference import nki as interpreter
+from segattn.tests.kernels.cases import normal
 
 
 @pytest.fixture
@@ -73,3 +76,23 @@ def test_a_device_that_is_absent_is_an_error(
 def test_an_unknown_backend_is_named_with_the_choices() -> None:
     with pytest.raises(ValueError, match="SEGATTN_BACKEND='gpu': must be one of auto, device"):
         backend.select("gpu")
+
+
+def test_calls_from_several_threads_are_all_right() -> None:
+    rng = np.random.default_rng(0)
+    k, v = normal(rng, (2, 1, 40, 32), np.float32)
+    slots = np.arange(40, dtype=np.int32)
+
+    def written(_: int) -> bool:
+        k_cache, v_cache = np.zeros((2, 3, 1, 16, 32), np.float32)
+        write_kv_cache(k, v, k_cache, v_cache, slots)
+        rows = [cache.reshape(48, 32)[:40] for cache in (k_cache, v_cache)]
+        return bool((rows[0] == k[0]).all() and (rows[1] == v[0]).all())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(written, range(32)))
+    finally:
+        sys.setswitchinterval(interval)
