@@ -118,7 +118,9 @@ PEERS = (
     Peer("indexed_flatten", f"{_CORE}/subkernels/test_indexed_flatten.py"),
     Peer("rmsnorm_tkg", f"{_CORE}/subkernels/test_rmsnorm_tkg.py"),
     Peer("layernorm_tkg", f"{_CORE}/subkernels/test_layernorm_tkg.py", ("tkg_unit<",)),
-    Peer("topk", f"{_CORE}/topk/test_topk.py", ("topk_unit<", "topk_unsorted<")),
+    Peer(
+        "topk", f"{_CORE}/topk/test_topk.py", ("topk_unit<lnc-2_b-?_", "topk_unsorted<lnc-2_b-?_")
+    ),
     Peer(
         "attention_bwd",
         f"{_CORE}/attention/test_attention_bwd.py",
