@@ -11,6 +11,9 @@ SMALLEST_SUM = 8.75651076269652e-27
 
 LARGEST_SUM = 1.0e37
 
+LARGEST_SCALED_SUM = 1.0e31
+"""The same under a v_scale, at least 1e-6: their quotient is a normal number, not flushed."""
+
 TILES_PER_STEP = 2
 """Tiles that one step normalises."""
 
@@ -28,7 +31,7 @@ class BoundedResult(nl.NKIObject):
         out: nl.NkiTensor,  # [H, S, d] HBM
         tile_valid: nl.NkiTensor,  # [128, tiles] uint8
         sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-        value_scale: float | nl.NkiTensor,
+        value_scale: nl.NkiTensor | None,  # [128, 1] fp32
     ) -> None:
         share = rows.share
         shape = (PARTITIONS, rows.num_tiles)
@@ -36,7 +39,11 @@ class BoundedResult(nl.NKIObject):
         self.out = out
         self.tile_valid = tile_valid
         self.sinks = sinks
-        self.value_scale = value_scale
+        self.value_scale: float | nl.NkiTensor = 1.0
+        self.largest_sum = LARGEST_SUM
+        if value_scale is not None:
+            self.value_scale = value_scale
+            self.largest_sum = LARGEST_SCALED_SUM
         self.inverse = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         # 1.0 where a real row's sum is not accurate; sum of each row of the result.
         self.inaccurate = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -115,7 +122,7 @@ class BoundedResult(nl.NKIObject):
             nisa.tensor_tensor(dst=weight, data1=total, data2=weight, op=nl.add)
             total = weight
         nisa.scalar_tensor_tensor(
-            dst=trusted, data=total, op0=nl.less_equal, operand0=LARGEST_SUM, op1=nl.multiply,
+            dst=trusted, data=total, op0=nl.less_equal, operand0=self.largest_sum, op1=nl.multiply,
             operand1=trusted,
         )  # fmt: skip
         valid = self.tile_valid[:, first:end]

@@ -102,7 +102,7 @@ def attend_share(
     """A share, if the condition holds."""
     tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
     chunk = ChunkStream(rows, q, keys, tile_valid)
-    result = BoundedResult(rows, out, tile_valid, sinks, 1.0)
+    result = BoundedResult(rows, out, tile_valid, sinks, None)
 
     def attend(i: nisa.VirtualRegister | int) -> None:
         chunk.begin()

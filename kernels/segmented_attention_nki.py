@@ -148,12 +148,9 @@ def attend_share(
     tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
     chunk = ChunkStream(rows, q, keys, tile_valid)
     num_first = rows.num_blocks
-    factor: float | nl.NkiTensor = 1.0
     if value_scale is None:
         num_first = blocks_before_prior(rows)
-    else:
-        factor = value_scale
-    result = BoundedResult(rows, out, tile_valid, sinks, factor)
+    result = BoundedResult(rows, out, tile_valid, sinks, value_scale)
     if condition.flag is not None:
         prior.load_bounds()
 

@@ -282,3 +282,14 @@ def test_bounded_is_refused_where_it_does_not_exist(change: dict[str, Any], mess
         segmented_attention(
             q, q, q, cache, cache, np.zeros(1, np.int32), 5, 5, softmax="bounded", **change
         )
+
+
+def test_a_row_sum_that_makes_its_factor_denormal_raises_the_flag() -> None:
+    """Cached scores 60 above the chunk's, v_scale 1e-6: a row sum of 1e35, a factor of 1e-41."""
+    rng = np.random.default_rng(0)
+    q, k, v = 0.1 * rng.standard_normal((3, 1, 128, 64)).astype(np.float32)
+    k_cache, v_cache = 0.1 * rng.standard_normal((2, 16, 1, 16, 64)).astype(np.float32)
+    q[..., 0], k[..., 0], k_cache[..., 0] = 8, 0, 60
+    arguments = (q, k, 1e-6 * v, k_cache, v_cache, np.arange(16, dtype=np.int32), 256, 128)
+    with pytest.raises(FloatingPointError):
+        segmented_attention(*arguments, v_scale=1e-6, softmax="bounded")
