@@ -200,11 +200,9 @@ def check_cache_scale(name: str, scale: Any, cache: Array) -> Array | None:
         if cache.dtype in FP8_DTYPES:
             raise ValueError(f"{name}=None: an fp8 cache needs a number or [{num_kv_heads}]")
         return None
-    if np.iscomplexobj(scale):
-        raise ValueError(f"{name}={scale}: must be a number or [{num_kv_heads}]")
     try:
-        values = np.asarray(scale, np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
+        values = np.asarray(scale).astype(np.float32, casting="same_kind")
+    except TypeError as error:
         raise ValueError(f"{name}={scale}: must be a number or [{num_kv_heads}]") from error
     if values.shape not in ((), (num_kv_heads,)):
         raise ValueError(f"{name}: shape {values.shape} must be () or ({num_kv_heads},)")

@@ -53,3 +53,9 @@ def test_a_tensor_that_numpy_cannot_share_is_named(name: str, change: Any, messa
     tensors[name] = change(tensors[name])
     with pytest.raises(ValueError, match=message):
         padded_prefill(**tensors, num_tokens=5)
+
+
+def test_a_tensor_among_numpy_arrays_that_numpy_cannot_share_is_named() -> None:
+    scale = torch.ones(1, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"k_scale=.* must be a number"):
+        padded_prefill(**prefill_arrays(np.float32), num_tokens=5, k_scale=scale)

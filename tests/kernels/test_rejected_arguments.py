@@ -95,6 +95,7 @@ SCALES: list[tuple[str, Any, str]] = [
     ("k_scale", 0.0, "k_scale=0.0: must be within 1e-06..1e"),
     ("v_scale", -0.5, "v_scale=-0.5: must be within 1e-06..1e"),
     ("k_scale", "a", r"k_scale=a: must be a number or \[2\]"),
+    ("v_scale", ["1", "2"], r"v_scale=.*: must be a number or \[2\]"),
     ("k_scale", {}, r"k_scale={}: must be a number or \[2\]"),
     ("k_scale", 10**400, r"k_scale=1000*: must be a number or \[2\]"),
     ("v_scale", [[1.0], [1.0, 2.0]], r"v_scale=.*: must be a number or \[2\]"),
