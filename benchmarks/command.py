@@ -6,22 +6,25 @@ from segattn.runner.cli import NOTHING_DONE, Command, failure, load
 
 BENCHMARKS = {
     "kernels": Command(
-        "benchmarks.kernels:main", "attention kernels: modelled, or measured with --backend device"
+        "benchmarks.kernels.command:main",
+        "attention kernels: modelled, or measured with --backend device",
     ),
     "attention_cte": Command(
-        "benchmarks.attention_cte:main", "AWS's public prefill kernel beside ours, both modelled"
+        "benchmarks.kernels.attention_cte:main",
+        "AWS's public prefill kernel beside ours, both modelled",
     ),
     "microbenchmarks": Command(
-        "benchmarks.microbenchmark_command:main", "open constants of the cost model, on a device"
+        "benchmarks.microbenchmarks.command:main", "open constants of the cost model, on a device"
     ),
     "plots": Command(
-        "benchmarks.kernel_plots:main", "roofline, time against prior, engine timeline as pictures"
+        "benchmarks.kernels.plots:main", "roofline, time against prior, engine timeline as pictures"
     ),
     "policies": Command(
-        "benchmarks.policies:main", "Neuron scheduling policies on a virtual clock, modelled times"
+        "benchmarks.scheduler.policies:main",
+        "Neuron scheduling policies on a virtual clock, modelled times",
     ),
     "calibration": Command(
-        "benchmarks.calibration:main", "the cost model against published measurements"
+        "benchmarks.calibration.command:main", "the cost model against published measurements"
     ),
 }
 

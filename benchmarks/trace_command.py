@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from segattn.benchmarks.cost_report import print_summary
+from segattn.benchmarks.kernels.cost_report import print_summary
 from segattn.reference import nki
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto

@@ -44,10 +44,10 @@ COMMANDS = {
         "benchmarks.trace_command:main", "run a script and model every NKI kernel that it launches"
     ),
     "fuzz": Command(
-        "benchmarks.fuzz:main", "compare a scheduler with the NumPy model on random work"
+        "benchmarks.fuzz.command:main", "compare a scheduler with the NumPy model on random work"
     ),
     "explore": Command(
-        "benchmarks.explore:main", "walk every reachable state of small Neuron schedulers"
+        "benchmarks.explore.command:main", "walk every reachable state of small Neuron schedulers"
     ),
     "replay": Command("scheduler.replay:main", "replay recorded traces of vLLM's scheduler"),
 }

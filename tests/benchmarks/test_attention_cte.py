@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.attention_cte import (
+from segattn.benchmarks.command import main
+from segattn.benchmarks.kernels.attention_cte import (
     comparison_rows,
     dense_ms,
     dense_sample_ms,
     load_kernel,
     prefill_times,
 )
-from segattn.benchmarks.command import main
-from segattn.benchmarks.workloads import Prefill
+from segattn.benchmarks.kernels.workloads import Prefill
 from segattn.reference import nki
 from segattn.reference.nki import isa as nisa
 from segattn.reference.nki import language as nl

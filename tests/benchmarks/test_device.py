@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from segattn.benchmarks import device_launch, nrtpy_timing
 from segattn.benchmarks.command import main
-from segattn.benchmarks.device import (
+from segattn.benchmarks.device import launch as device_launch
+from segattn.benchmarks.device import nrtpy_timing
+from segattn.benchmarks.device.calls import (
     DeviceError,
     load_arrays,
     load_call,
@@ -21,9 +22,9 @@ from segattn.benchmarks.device import (
     save_arrays,
     save_call,
 )
-from segattn.benchmarks.kernels_on_device import capture, relative_error
-from segattn.benchmarks.modelled import public_functions
-from segattn.benchmarks.workloads import Prefill
+from segattn.benchmarks.device.kernels import capture, relative_error
+from segattn.benchmarks.kernels.modelled import public_functions
+from segattn.benchmarks.kernels.workloads import Prefill
 
 FAKE_NRTPY = """
 import numpy as np

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.clone import Cloner
-from segattn.benchmarks.explore import POLICIES, Size, describe_path, main, worlds
-from segattn.benchmarks.explorer import (
+from segattn.benchmarks.explore.clone import Cloner
+from segattn.benchmarks.explore.command import POLICIES, Size, describe_path, main, worlds
+from segattn.benchmarks.explore.explorer import (
     CLONER,
     Situation,
     World,

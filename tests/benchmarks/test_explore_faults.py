@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.explorer import World, explore
+from segattn.benchmarks.explore.explorer import World, explore
 from segattn.scheduler import Admission, NeuronPolicy, NeuronScheduler, Scheduler, SchedulerConfig
 from segattn.scheduler.block_pool import BlockPool
 from segattn.scheduler.kv_cache_manager import KVCacheManager

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from segattn.benchmarks import fuzz
-from segattn.benchmarks.fuzz_compare import Comparison, DeadlockError
-from segattn.benchmarks.fuzz_coverage import FEATURES, Coverage
-from segattn.benchmarks.fuzz_machine import KINDS, SchedulerMachine, machine
-from segattn.benchmarks.fuzz_shrink import shrink
-from segattn.benchmarks.fuzz_strategies import default_policies
+from segattn.benchmarks.fuzz import command as fuzz
+from segattn.benchmarks.fuzz.compare import Comparison, DeadlockError
+from segattn.benchmarks.fuzz.coverage import FEATURES, Coverage
+from segattn.benchmarks.fuzz.machine import KINDS, SchedulerMachine, machine
+from segattn.benchmarks.fuzz.shrink import shrink
+from segattn.benchmarks.fuzz.strategies import default_policies
 from segattn.reference.scheduler_state import NeuronRules
 from segattn.scheduler.block_pool import BlockPool
 from segattn.scheduler.policy import NeuronPolicy

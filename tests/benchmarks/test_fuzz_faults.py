@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from segattn.benchmarks import fuzz
-from segattn.benchmarks.fuzz_machine import machine
-from segattn.benchmarks.fuzz_strategies import default_policies
+from segattn.benchmarks.fuzz import command as fuzz
+from segattn.benchmarks.fuzz.machine import machine
+from segattn.benchmarks.fuzz.strategies import default_policies
 from segattn.scheduler import AsyncScheduler, Request, Scheduler
 from segattn.scheduler.kv_cache_manager import KVCacheManager
 from segattn.scheduler.neuron import NeuronRules

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from segattn.benchmarks import kernels, micro_kernels_nki, microbenchmark_command
-from segattn.benchmarks.microbenchmark_command import modelled_runner, run_findings, run_sheet
-from segattn.benchmarks.microbenchmarks import SHEET, Arguments, Array, Experiment
-from segattn.benchmarks.targets import Target
-from segattn.benchmarks.workloads import CacheWrite
+from segattn.benchmarks.kernels import command as kernels
+from segattn.benchmarks.kernels.targets import Target
+from segattn.benchmarks.kernels.workloads import CacheWrite
+from segattn.benchmarks.microbenchmarks import command as microbenchmark_command
+from segattn.benchmarks.microbenchmarks import micro_kernels_nki
+from segattn.benchmarks.microbenchmarks.command import modelled_runner, run_findings, run_sheet
+from segattn.benchmarks.microbenchmarks.sheet import SHEET, Arguments, Array, Experiment
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 
 EXACT = (

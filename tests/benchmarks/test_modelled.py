@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from segattn.benchmarks import kernels
 from segattn.benchmarks.command import main
-from segattn.benchmarks.modelled import COLUMNS, model, public_functions, record
-from segattn.benchmarks.targets import TARGETS, Target
-from segattn.benchmarks.workloads import CacheWrite, Decode, Prefill
+from segattn.benchmarks.kernels import command as kernels
+from segattn.benchmarks.kernels.modelled import COLUMNS, model, public_functions, record
+from segattn.benchmarks.kernels.targets import TARGETS, Target
+from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, Prefill
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.trace import Dma
 

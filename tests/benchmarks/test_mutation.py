@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks import mutation
-from segattn.benchmarks.mutation import MutantFinder, mutants_of, run_mutant
-from segattn.benchmarks.mutation_cases import STAGES, Case, LineRecorder, Suite
-from segattn.benchmarks.mutation_report import SURVIVED, report
-from segattn.benchmarks.mutations import mutations_of
+from segattn.benchmarks.mutation import command as mutation
+from segattn.benchmarks.mutation.cases import STAGES, Case, LineRecorder, Suite
+from segattn.benchmarks.mutation.command import MutantFinder, mutants_of, run_mutant
+from segattn.benchmarks.mutation.mutants import mutations_of
+from segattn.benchmarks.mutation.report import SURVIVED, report
 from segattn.scheduler.replay import replay
 from segattn.scheduler.trace import read_traces
 

@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from segattn.benchmarks.peer_cases import Peer
-from segattn.benchmarks.peer_modules import numpy_dtype
-from segattn.benchmarks.peer_pytest import PeerPlugin
-from segattn.benchmarks.peer_results import (
+from segattn.benchmarks.peers.cases import Peer
+from segattn.benchmarks.peers.modules import numpy_dtype
+from segattn.benchmarks.peers.pytest_runs import PeerPlugin
+from segattn.benchmarks.peers.results import (
     Comparison,
     PeerMismatchError,
     compare,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.policies import (
+from segattn.benchmarks.scheduler.policies import (
     Arrival,
     StepCosts,
     percentile,

@@ -1,6 +1,6 @@
 """The scheduler benchmark: its arithmetic, and that it measures the steps it names."""
 
-from segattn.benchmarks.scheduler import Ours, Run, Workload, _fastest, run, workloads
+from segattn.benchmarks.scheduler.command import Ours, Run, Workload, _fastest, run, workloads
 from segattn.scheduler import SchedulerConfig
 
 CONFIG = SchedulerConfig(4, 16, 64, 4, 65)

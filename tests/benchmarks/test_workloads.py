@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from segattn.benchmarks.targets import TARGETS
-from segattn.benchmarks.workloads import CacheWrite, Decode, Prefill, Workload
+from segattn.benchmarks.kernels.targets import TARGETS
+from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, Prefill, Workload
 from segattn.reference import attention as reference
 
 SMALL: tuple[Workload, ...] = (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from segattn.benchmarks import calibration_streams as streams
-from segattn.benchmarks.calibration import ROWS, Row
-from segattn.benchmarks.calibration_attention import _dense, dense_ns
+from segattn.benchmarks.calibration import published_streams as streams
+from segattn.benchmarks.calibration.attention import _dense, dense_ns
+from segattn.benchmarks.calibration.command import ROWS, Row
 from segattn.reference.nki.cost.constants import BASE
 
 

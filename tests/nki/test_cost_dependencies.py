@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segattn.benchmarks.streams import Stream, bank, hbm, part, tile
+from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.dependencies import Edge, hazards
 from segattn.reference.nki.cost.overlap import Footprint, overlaps
 from segattn.reference.nki.records import Access

@@ -2,7 +2,7 @@
 
 import pytest
 
-from segattn.benchmarks.streams import Stream, bank, part, tile
+from segattn.benchmarks.calibration.streams import Stream, bank, part, tile
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.occupancy import Occupancy, occupancy
 from segattn.reference.nki.records import Access, Engine, Instruction

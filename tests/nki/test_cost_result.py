@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from segattn.benchmarks.streams import Stream, bank, hbm, part, tile
+from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants, variant
 from segattn.reference.nki.cost.perfetto import perfetto_trace, write_perfetto
 from segattn.reference.nki.cost.result import CostResult

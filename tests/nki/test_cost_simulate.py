@@ -2,7 +2,7 @@
 
 import pytest
 
-from segattn.benchmarks.streams import Stream, bank, hbm, part, tile
+from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import CostResult
 from segattn.reference.nki.records import Access, Instruction

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.api_data import read_stubs, since
-from segattn.benchmarks.api_pins import read_pins
-from segattn.benchmarks.coverage import (
+from segattn.benchmarks.coverage.api_data import read_stubs, since
+from segattn.benchmarks.coverage.api_pins import read_pins
+from segattn.benchmarks.coverage.command import (
     DOC_PATH,
     Row,
     coverage,

@@ -9,7 +9,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from segattn.benchmarks.vllm_reference import make_real_request, make_real_scheduler
+from segattn.benchmarks.scheduler.vllm_reference import make_real_request, make_real_scheduler
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 from segattn.scheduler.trace import CONFIG_DEFAULTS
 

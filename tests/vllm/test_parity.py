@@ -10,7 +10,7 @@ import vllm
 from hypothesis import HealthCheck, given, settings
 from vllm.v1.outputs import DraftTokenIds as RealDraftTokenIds
 
-from segattn.benchmarks.vllm_reference import make_real_request
+from segattn.benchmarks.scheduler.vllm_reference import make_real_request
 from segattn.scheduler import DraftTokenIds, NeuronPolicy, SchedulerConfig
 from segattn.scheduler.replay import replay
 from segattn.scheduler.trace import CONFIG_DEFAULTS, make_request, make_scheduler

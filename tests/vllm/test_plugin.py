@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from vllm.v1.request import RequestStatus
 
-from segattn.benchmarks.vllm_reference import make_real_request, make_real_scheduler
+from segattn.benchmarks.scheduler.vllm_reference import make_real_request, make_real_scheduler
 from segattn.reference.paging import smallest_bucket
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 from segattn.scheduler.admission import Admission

@@ -1,0 +1,1 @@
+"""Which documented NKI names the interpreter has."""

@@ -1,0 +1,152 @@
+"""The device side of `segattn bench kernels`: compile, check, time, keep the NEFF.
+
+The host function runs once on the interpreter, which gives the launches' raw arguments and the
+results to expect; each launch then becomes a call folder (see `device.py`).
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segattn import __version__
+from segattn.benchmarks.device.calls import (
+    Timing,
+    compile_and_run,
+    measure,
+    profile,
+    require_device,
+    save_call,
+)
+from segattn.benchmarks.kernels.modelled import Functions, public_functions
+from segattn.benchmarks.kernels.targets import Target
+from segattn.benchmarks.kernels.workloads import Workload
+from segattn.reference.nki.cost.constants import BASE
+
+TOLERANCE = 1e-2
+"""Relative L2 error allowed between device and interpreter: bf16 results of both."""
+
+
+@dataclass(frozen=True)
+class CapturedLaunch:
+    """One raw kernel launch of a host function."""
+
+    kernel: str
+    """"module:function" inside the package."""
+    arguments: dict[str, Any]
+    """Copies from before the launch, by parameter name."""
+    num_cores: int | None
+    results: tuple[NDArray[Any], ...]
+
+
+@contextmanager
+def _captured() -> Iterator[list[CapturedLaunch]]:
+    """Collects the launches of host functions called inside."""
+    launch = import_module("segattn.kernels.launch")
+    captured: list[CapturedLaunch] = []
+    original = launch.run
+
+    def run(kernel: Any, lnc: int, *args: Any) -> Any:
+        function = kernel.function
+        bound = signature(function).bind(*args)
+        copies = {
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in bound.arguments.items()
+        }
+        results = original(kernel, lnc, *args)
+        arrays = results if isinstance(results, tuple) else (results,)
+        module = function.__module__.removeprefix("segattn.")
+        captured.append(
+            CapturedLaunch(
+                f"{module}:{function.__name__}",
+                copies,
+                lnc,
+                tuple(np.array(array) for array in arrays),
+            )
+        )
+        return results
+
+    # The host functions have no hook for this, and only a benchmark needs one.
+    with mock.patch.object(launch, "run", run):
+        yield captured
+
+
+def capture(workload: Workload, functions: Functions) -> list[CapturedLaunch]:
+    """Launches of one call of a workload on the interpreter."""
+    with _captured() as captured:
+        functions[workload.kernel](**workload.arguments(np.random.default_rng(0)))
+    return captured
+
+
+def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Relative L2 error over the finite expected elements; infinite where only one is NaN."""
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    if not np.array_equal(np.isnan(a), np.isnan(e)):
+        return float("inf")
+    real = ~np.isnan(e)
+    scale = np.linalg.norm(e[real]) or 1.0
+    return float(np.linalg.norm(a[real] - e[real]) / scale)
+
+
+def measure_workload(
+    target: Target, functions: Functions, options: argparse.Namespace
+) -> dict[str, Any]:
+    """One row of the results: measured times of all launches of a workload, and errors."""
+    workload = target.workload
+    name = workload.label.translate(str.maketrans("/ ,()", "_____"))
+    timings: list[Timing] = []
+    worst = 0.0
+    for number, launch in enumerate(capture(workload, functions)):
+        folder = options.calls / f"{name}_{number}"
+        save_call(folder, launch.kernel, launch.arguments, launch.num_cores)
+        outputs = compile_and_run(folder, launch.num_cores or 1)
+        for position, expected in enumerate(launch.results):
+            worst = max(worst, relative_error(outputs[str(position)], expected))
+        timings.append(measure(folder, options.nrtpy_python, options.iterations))
+        if options.profile:
+            profile(folder)
+    p50 = sum(t.p50_us for t in timings)
+    flops, moved = workload.model_flops, workload.model_bytes
+    return {
+        "label": workload.label,
+        "kernel": workload.kernel,
+        "p50_us": p50,
+        "p99_us": sum(t.p99_us for t in timings),
+        "iterations": options.iterations,
+        "relative_error": worst,
+        "mfu": flops / BASE.peak_flops_per_ns / p50 / 1e3,
+        "hbm_share": moved / BASE.hbm_rate / p50 / 1e3,
+        "target": target.at_least,
+        "metric": target.metric,
+    }
+
+
+def run_measured(
+    targets: Sequence[Target],
+    options: argparse.Namespace,
+    functions: Callable[[], Functions] = public_functions,
+) -> int:
+    """Measure on the device; 1 if a result is wrong. DeviceError without a device."""
+    require_device()
+    rows = []
+    for target in targets:
+        row = measure_workload(target, functions(), options)
+        rows.append(row)
+        verdict = "ok" if row["relative_error"] <= TOLERANCE else "WRONG"
+        print(
+            f"{row['label']}: measured p50 {row['p50_us']:.1f} us, p99 {row['p99_us']:.1f} us, "
+            f"{row['mfu'] if row['metric'] == 'mfu' else row['hbm_share']:.1%}, "
+            f"relative error {row['relative_error']:.1e} {verdict}"
+        )
+    if options.json:
+        results = {"kind": "measured", "segattn": __version__, "rows": rows}
+        options.json.write_text(json.dumps(results, indent=1))
+    return 0 if all(row["relative_error"] <= TOLERANCE for row in rows) else 1

@@ -1,0 +1,1 @@
+"""Every reachable state of small Neuron schedulers."""

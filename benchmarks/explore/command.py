@@ -1,0 +1,154 @@
+"""Walk every reachable state of every small Neuron configuration: `segattn explore`.
+
+Shows for the default policy and its options that no state deadlocks or livelocks, no batch is
+mixed, no decode is preempted, no block leaks or has a wrong owner, admission keeps its order, a
+step has at most one prefill and every padded count is the smallest bucket; with `--policy
+documented` it prints the shortest way into a deadlock of the published design.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import Pool
+
+from segattn.benchmarks.explore.explorer import Action, Exploration, World, explore, perform
+from segattn.reference.paging import default_buckets, num_blocks_for
+from segattn.runner.cli import PARTLY_FAILED
+from segattn.scheduler import NeuronPolicy, SchedulerConfig
+
+POLICIES = {
+    "default": tuple(
+        NeuronPolicy(max_consecutive_prefills=limit, kv_admission=admission)
+        for limit in (None, 1)
+        for admission in ("worst_case", "reserved")
+    ),
+    "documented": (NeuronPolicy.documented(),),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Upper bounds of the configurations: all smaller ones are walked too."""
+
+    num_requests: int
+    max_model_len: int
+    block_size: int
+
+
+def request_sizes(max_model_len: int, num_texts: int) -> tuple[tuple[int, int, int], ...]:
+    """Every (prompt, max_tokens, text) that a model of this length can serve differently."""
+    return tuple(
+        (prompt, max_tokens, text)
+        for text in range(num_texts)
+        for prompt in range(1, max_model_len)
+        for max_tokens in range(1, max_model_len - prompt + 2)
+    )
+
+
+def worlds(size: Size, policies: Sequence[NeuronPolicy]) -> Iterator[World]:
+    """Every configuration within `size`, small ones first, in both engine loops.
+
+    Requests share prefixes of two texts where prefixes are cached. A budget above max_model_len
+    and blocks beyond what all requests can fill change nothing, so they are left out.
+    """
+    for length in range(2, size.max_model_len + 1):
+        for block_size, num_blocks in product(
+            range(min(size.block_size, length), 0, -1), range(2, 2 + size.num_requests * length)
+        ):
+            if num_blocks > 1 + size.num_requests * num_blocks_for(length, block_size):
+                continue
+            for num_seqs, caching, policy, depth in product(
+                range(1, size.num_requests + 1), (False, True), policies, (1, 2)
+            ):
+                for budget in range(num_seqs, max(length, num_seqs) + 1):
+                    yield World(
+                        SchedulerConfig(
+                            num_seqs,
+                            budget,
+                            length,
+                            block_size,
+                            num_blocks,
+                            enable_prefix_caching=caching,
+                            num_batched_tokens_buckets=default_buckets(min(budget, length), 1),
+                        ),
+                        policy,
+                        request_sizes(length, 2 if caching else 1),
+                        size.num_requests,
+                        depth,
+                    )
+
+
+def describe_path(world: World, path: Sequence[Action]) -> Iterator[str]:
+    """The actions of a path, one line each, with what every step schedules."""
+    now = world.start()
+    for place, action in enumerate(path, start=1):
+        is_last = place == len(path)
+        name, *given = action
+        if not is_last:
+            perform(world, now, action)
+        match name:
+            case "add":
+                prompt, max_tokens, _ = world.sizes[given[1]]
+                yield f"add {given[0]}: prompt of {prompt} tokens, max_tokens={max_tokens}"
+            case "abort":
+                yield f"abort {given[0]}"
+            case "deliver":
+                ends = f", ending {', '.join(given[0])}" if given[0] else ""
+                yield f"deliver the output of the oldest step{ends}"
+            case "schedule":
+                yield "schedule" if is_last else f"schedule: {_latest_step(now.in_flight)}"
+
+
+def _latest_step(in_flight: Sequence[tuple[object, dict[str, bool]]]) -> str:
+    return ", ".join(in_flight[-1][1]) if in_flight else "nothing"
+
+
+def report_violation(world: World, found: Exploration) -> None:
+    """Print the configuration, the rule that is broken and the way to it."""
+    config = world.config
+    print(f"violation: {found.violation}")
+    print(
+        f"  max_num_seqs={config.max_num_seqs} max_num_batched_tokens="
+        f"{config.max_num_batched_tokens} max_model_len={config.max_model_len} block_size="
+        f"{config.block_size} num_blocks={config.num_blocks} enable_prefix_caching="
+        f"{config.enable_prefix_caching}, {world.depth} step(s) in flight"
+    )
+    print(f"  {world.policy}")
+    for number, line in enumerate(describe_path(world, found.path), start=1):
+        print(f"  {number}. {line}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; 1 if a rule is broken."""
+    parser = argparse.ArgumentParser("segattn explore", description=__doc__)
+    parser.add_argument("--policy", choices=POLICIES, default="default")
+    parser.add_argument("--requests", type=int, default=2, help="requests that arrive (2)")
+    parser.add_argument("--max-model-len", type=int, default=3, help="longest sequence (3)")
+    parser.add_argument("--block-size", type=int, default=3, help="largest block (3)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    arguments = parser.parse_args(argv)
+    size = Size(arguments.requests, arguments.max_model_len, arguments.block_size)
+    every = list(worlds(size, POLICIES[arguments.policy]))
+    num_states = num_transitions = 0
+    start = shown = time.monotonic()
+    with Pool(arguments.jobs) as pool:
+        for number, found in enumerate(pool.imap(explore, every, chunksize=4), start=1):
+            num_states += found.num_states
+            num_transitions += found.num_transitions
+            seconds = time.monotonic() - start
+            counts = (
+                f"{number} of {len(every)} configurations, {num_states:,} states, "
+                f"{num_transitions:,} transitions, {seconds:.0f} s"
+            )
+            if found.violation is not None:
+                pool.terminate()
+                print(counts)
+                report_violation(every[number - 1], found)
+                return PARTLY_FAILED
+            if time.monotonic() - shown > 10 or number == len(every):
+                shown = time.monotonic()
+                print(counts, flush=True)
+    print("no rule is broken in any reachable state")
+    return 0

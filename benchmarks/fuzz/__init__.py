@@ -1,0 +1,1 @@
+"""Random work on a scheduler and on the NumPy model, compared."""

@@ -1,0 +1,1 @@
+"""Modelled times of the kernels."""

@@ -1,0 +1,236 @@
+"""`segattn bench attention_cte --nki-library PATH`: AWS's public prefill kernel, side by side.
+
+The unmodified `attention_cte` of the user's checkout runs on the interpreter and goes through the
+same cost model as our kernels, on the same shapes. It gets its prior contiguous and unpaged. The
+first line models the shape of a published measurement, so that the comparison means something.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from segattn.benchmarks.kernels.modelled import model, public_functions, record
+from segattn.benchmarks.kernels.targets import TARGETS
+from segattn.benchmarks.kernels.workloads import Array, Prefill
+from segattn.reference.extras import MissingExtraError
+from segattn.reference.nki.cost.constants import BASE, variant
+from segattn.reference.nki.cost.result import Evaluator
+from segattn.reference.nki.install import install
+from segattn.reference.nki.trace import Trace
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+except ImportError as error:
+    raise MissingExtraError("rich", "cli") from error
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+MODULE = "nkilib_src.nkilib.core.attention.attention_cte"
+COLUMNS = ("base", "tp50", "ideal")
+
+PUBLISHED_MS = 10.1
+"""Measured by a third party on trn2: 7 heads, 4736 queries, 37888 keys, dense, one LNC2 pair."""
+PUBLISHED_HEADS, PUBLISHED_QUERIES, PUBLISHED_KEYS = 7, 4736, 37888
+PUBLISHED_TOLERANCE = 0.07
+SECTION = 8192
+"""Keys that attention_cte keeps on chip at once, above 10,240 keys."""
+
+
+@dataclass(frozen=True)
+class PeerTimes:
+    """Modelled times of one attention_cte call in microseconds, by column."""
+
+    us: dict[str, float]
+    num_instructions: int
+
+
+def load_kernel(checkout: Path) -> Callable[..., Any]:
+    """`attention_cte` of a checkout, with `nki` standing for the interpreter.
+
+    ValueError if the path is no checkout of nki-library.
+    """
+    source = checkout.resolve() / "src"
+    if not (source / Path(*MODULE.split(".")).with_suffix(".py")).is_file():
+        raise ValueError(
+            f"--nki-library is {str(checkout)!r}: no src/{MODULE.replace('.', '/')}.py"
+        )
+    install()
+    sys.path.insert(0, str(source))
+    sys.dont_write_bytecode = True
+    kernel: Callable[..., Any] = import_module(MODULE).attention_cte
+    return kernel
+
+
+def _random(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, np.float32).astype(BF16)
+
+
+def _times(kernel: Callable[..., Any], columns: Sequence[str], **arguments: Any) -> PeerTimes:
+    with Trace() as trace:
+        kernel(**arguments)
+    (launch,) = trace.launches
+    evaluator = Evaluator(launch)
+    us = {}
+    for column in columns:
+        if column == "ideal":
+            result = evaluator.evaluate(BASE, "ideal")
+        else:
+            result = evaluator.evaluate(variant(column))
+        us[column] = result.modelled_us
+    return PeerTimes(us, result.num_unrolled)
+
+
+def prefill_times(
+    kernel: Callable[..., Any], work: Prefill, columns: Sequence[str] = COLUMNS
+) -> PeerTimes:
+    """Causal attention of `work` by attention_cte: q and k row-major, one core."""
+    rng = np.random.default_rng(0)
+    heads, kv, d = work.q_heads, work.kv_heads, work.head_dim
+    arguments: dict[str, Any] = {
+        "q": _random(rng, heads, work.rows, d),
+        "k": _random(rng, kv, work.rows, d),
+        "v": _random(rng, kv, work.rows, d),
+        "causal_mask": True,
+        "tp_q": True,
+        "tp_k": True,
+    }
+    if work.prior:
+        arguments["k_prior"] = _random(rng, kv, work.prior, d)
+        arguments["v_prior"] = _random(rng, kv, work.prior, d)
+        arguments["prior_used_len"] = np.array([work.prior], np.int32)
+    return _times(kernel, columns, **arguments)
+
+
+def _dense_times(
+    kernel: Callable[..., Any], heads: int, queries: int, keys: int, columns: Sequence[str]
+) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    arguments = {
+        "q": _random(rng, heads, queries, 128),
+        "k": _random(rng, heads, keys, 128),
+        "v": _random(rng, heads, keys, 128),
+        "causal_mask": False,
+        "tp_q": True,
+        "tp_k": True,
+    }
+    return _times(kernel, columns, **arguments).us
+
+
+def dense_ms(kernel: Callable[..., Any], heads: int, queries: int, keys: int) -> float:
+    """Modelled time of dense attention on the two cores of a pair, head_dim 128."""
+    pair: Callable[..., Any] = kernel[2]  # type: ignore[index]  # a kernel takes a grid
+    return _dense_times(pair, heads, queries, keys, ("base",))["base"] / 1e3
+
+
+def dense_sample_ms(
+    kernel: Callable[..., Any],
+    heads: int,
+    queries: int,
+    keys: int,
+    section: int = SECTION,
+    columns: Sequence[str] = ("base", "tp50"),
+) -> dict[str, float]:
+    """The same from one head on one core with two and three sections of keys.
+
+    The kernel treats heads and sections alike, so its time is linear in both; heads are shared
+    evenly by the two cores.
+    """
+    two, three = (_dense_times(kernel, 1, queries, n * section, columns) for n in (2, 3))
+    return {
+        column: heads
+        / 2
+        * (two[column] + (keys / section - 2) * (three[column] - two[column]))
+        / 1e3
+        for column in columns
+    }
+
+
+def comparison_rows(only: str) -> list[Prefill]:
+    """Prefill shapes of the targets whose prior is whole blocks, as attention_cte needs them."""
+    works = [t.workload for t in TARGETS if isinstance(t.workload, Prefill)]
+    return [w for w in works if w.prior % 128 == 0 and only in w.label]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options of the command."""
+    made = argparse.ArgumentParser("segattn bench attention_cte", description=__doc__)
+    made.add_argument("--nki-library", type=Path, required=True, help="checkout, only read")
+    made.add_argument("--only", default="", help="shapes whose label contains this text")
+    made.add_argument(
+        "--dense",
+        action="store_true",
+        help="model the published dense shape too, from shorter runs (minutes)",
+    )
+    made.add_argument(
+        "--dense-whole", action="store_true", help="model that shape in one run (longer)"
+    )
+    made.add_argument("--json", type=Path, help="write the results here")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; 2 when the checkout is none."""
+    options = parser().parse_args(argv)
+    console = Console()
+    try:
+        kernel = load_kernel(options.nki_library)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    results: dict[str, Any] = {"kind": "modelled", "rows": []}
+    status = 0
+    if options.dense or options.dense_whole:
+        shape = PUBLISHED_HEADS, PUBLISHED_QUERIES, PUBLISHED_KEYS
+        begin = time.perf_counter()
+        if options.dense_whole:
+            modelled = {"base": dense_ms(kernel, *shape)}
+        else:
+            modelled = dense_sample_ms(kernel, *shape)
+        seconds = time.perf_counter() - begin
+        difference = modelled["base"] / PUBLISHED_MS - 1
+        status = 0 if abs(difference) <= PUBLISHED_TOLERANCE else 1
+        shown = ", ".join(f"{column} {ms:.2f} ms" for column, ms in modelled.items())
+        console.print(
+            f"attention_cte dense, {shape[0]} heads, {shape[1]} x {shape[2]}, LNC2: modelled "
+            f"{shown}; published (measured) {PUBLISHED_MS} ms, base {difference:+.1%}; "
+            f"interpreted in {seconds:.0f} s",
+            highlight=False,
+        )
+        results["dense"] = {"modelled_ms": modelled, "published_ms": PUBLISHED_MS}
+    table = Table(title="Modelled time of one core, ours and attention_cte", title_justify="left")
+    table.add_column("S/prior, heads x head_dim")
+    for column in ("ours us", "cte us", "cte us (tp50)", "cte us (ideal)", "gain", "gain (tp50)"):
+        table.add_column(column, justify="right")
+    functions = public_functions()
+    for work in comparison_rows(options.only):
+        ours, _ = model(work, record(work, functions), ("base",))
+        theirs = prefill_times(kernel, work)
+        gains = [theirs.us[column] / ours.us["base"] for column in ("base", "tp50")]
+        table.add_row(
+            work.label,
+            f"{ours.us['base']:.1f}",
+            *(f"{theirs.us[column]:.1f}" for column in COLUMNS),
+            *(f"{gain:.2f}x" for gain in gains),
+        )
+        results["rows"].append(
+            {"label": work.label, "ours_us": ours.us["base"], "attention_cte_us": theirs.us}
+        )
+    console.print(table)
+    console.print(
+        "All times are modelled. base: SBUF to SBUF DMA transposes at the fitted "
+        f"{BASE.dma_transpose_sbuf:.0%} of the DMA rate; tp50: at the documented 50 %; ideal: "
+        "any order. attention_cte reads a contiguous prior, ours a paged one.",
+        highlight=False,
+    )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    return status

@@ -1,0 +1,214 @@
+"""`segattn bench kernels`: modelled times of the kernels, or measured ones on a device.
+
+Without a device every number in the table is modelled: the kernels run on the interpreter, their
+instruction trace goes through the cost model. `base` holds the constants as documented or fitted,
+in program order; `ideal` reorders freely; `optimistic` is the engine roof plus 5 %; `derated` adds
+what the one measured public kernel lost against its own roof; the others change one assumption.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from segattn import __version__
+from segattn.benchmarks.device.calls import ITERATIONS, DeviceError
+from segattn.benchmarks.device.kernels import run_measured
+from segattn.benchmarks.kernels.modelled import COLUMNS, Modelled, model, public_functions, record
+from segattn.benchmarks.kernels.targets import EXACT_LIMIT, PADDED, PADDING_LIMIT, TARGETS, Target
+from segattn.benchmarks.kernels.workloads import Prefill
+from segattn.reference.extras import MissingExtraError
+from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
+from segattn.reference.nki.cost.perfetto import write_perfetto
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+except ImportError as error:
+    raise MissingExtraError("rich", "cli") from error
+
+
+def _selected(only: str) -> list[Target]:
+    chosen = [t for t in TARGETS if only in f"{t.workload.kernel} {t.workload.label}"]
+    if not chosen:
+        labels = ", ".join(t.workload.label for t in TARGETS)
+        raise ValueError(
+            f"--only is {only!r}; it must occur in a kernel name or in one of: {labels}"
+        )
+    return chosen
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def targets_table(rows: Sequence[tuple[Target, Modelled]]) -> Table:
+    """Shares per column, the target beside the base column."""
+    table = Table(
+        title="Modelled share of the bf16 peak (decode, write: of the HBM rate) of the cores used",
+        title_justify="left",
+    )
+    table.add_column("S/prior, heads x head_dim")
+    for column in ("us", "target", *COLUMNS, "bound by", "program"):
+        table.add_column(column, justify="right")
+    for target, modelled in rows:
+        share = modelled.mfu if target.metric == "mfu" else modelled.hbm_share
+        met = target.holds(modelled)
+        table.add_row(
+            modelled.label,
+            f"{modelled.us['base']:.1f}",
+            _percent(target.at_least),
+            *(_percent(share(column)) for column in COLUMNS),
+            modelled.bound_by,
+            str(modelled.num_instructions),
+            style=None if met else "yellow",
+        )
+    return table
+
+
+def padding_ratio(base: CostConstants) -> float:
+    """Modelled time of the padded workload of `targets.PADDED` over that of the fitting one."""
+    functions = public_functions()
+    padded, fitting = (
+        model(work, record(work, functions), ("base",), base)[0].us["base"] for work in PADDED
+    )
+    return padded / fitting
+
+
+def exact_ratio(workload: Prefill, auto_us: float, base: CostConstants) -> float:
+    """Modelled time of softmax="exact" over that of "auto"."""
+    launches = record(workload, public_functions(), softmax="exact")
+    return model(workload, launches, ("base",), base)[0].us["base"] / auto_us
+
+
+def legend() -> str:
+    """What each column of the table is."""
+    changes = "; ".join(
+        f"{name}: {', '.join(f'{field} = {value:g}' for field, value in changed.items())}"
+        for name, changed in SENSITIVITY.items()
+    )
+    return (
+        "All numbers are modelled, none measured. base: program order; ideal: any order, loops "
+        f"free; optimistic: engine roof x {BASE.optimism}; derated: base + "
+        f"{BASE.derate - 1:.0%} of the roof; {changes}. Yellow: below its target."
+    )
+
+
+def run_modelled(arguments: argparse.Namespace) -> int:
+    """Model the selected workloads and print the table; 1 if a target is missed."""
+    constants = CostConstants.from_results(arguments.constants) if arguments.constants else BASE
+    console = Console()
+    functions = public_functions()
+    rows: list[tuple[Target, Modelled]] = []
+    for target in _selected(arguments.only):
+        begin = time.perf_counter()
+        two_cores = {} if target.workload.kernel == "write_kv_cache" else {"lnc": arguments.lnc}
+        launches = record(target.workload, functions, **two_cores)
+        interpreted = time.perf_counter() - begin
+        modelled, results = model(target.workload, launches, base=constants)
+        rows.append((target, modelled))
+        console.print(
+            f"{modelled.label}: modelled {modelled.us['base']:.1f} us, "
+            f"{_percent(target.reached(modelled))} (target {_percent(target.at_least)}); "
+            f"interpreted in {interpreted:.1f} s",
+            highlight=False,
+        )
+        if arguments.stalls or arguments.path:
+            from segattn.benchmarks.kernels.cost_report import print_summary
+
+            for result in results:
+                print_summary(result, arguments.stalls, arguments.path)
+        if arguments.perfetto:
+            arguments.perfetto.mkdir(parents=True, exist_ok=True)
+            for number, result in enumerate(results):
+                name = modelled.label.translate(str.maketrans("/ ,()", "_____"))
+                write_perfetto(result, arguments.perfetto / f"{name}_{number}.json")
+    console.print(targets_table(rows))
+    console.print(legend(), highlight=False)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results_file(rows), indent=1))
+    met = all(target.holds(modelled) for target, modelled in rows)
+    for target, modelled in rows:
+        if arguments.exact and isinstance(target.workload, Prefill):
+            ratio = exact_ratio(target.workload, modelled.us["base"], constants)
+            met = met and ratio <= EXACT_LIMIT
+            console.print(
+                f"{modelled.label}: exact over auto {ratio:.2f} (limit {EXACT_LIMIT}), modelled",
+                highlight=False,
+            )
+    if arguments.padding:
+        ratio = padding_ratio(constants)
+        met = met and ratio <= PADDING_LIMIT
+        console.print(
+            f"{PADDED[0].label} over {PADDED[1].label}: {ratio:.2f} (limit {PADDING_LIMIT}), "
+            "modelled",
+            highlight=False,
+        )
+    return 0 if met else 1
+
+
+def results_file(rows: Sequence[tuple[Target, Modelled]]) -> dict[str, Any]:
+    """What `--json` writes, and what the plots are made from."""
+    return {
+        "kind": "modelled",
+        "segattn": __version__,
+        "python": platform.python_version(),
+        "rows": [
+            {**modelled.as_json(), "target": target.at_least, "metric": target.metric}
+            for target, modelled in rows
+        ],
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options of `segattn bench kernels`."""
+    made = argparse.ArgumentParser("segattn bench kernels", description=__doc__)
+    made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
+    made.add_argument(
+        "--lnc", type=int, choices=(1, 2), default=1, help="cores that share the attention"
+    )
+    made.add_argument("--only", default="", help="rows whose kernel or label contains this text")
+    made.add_argument("--stalls", type=int, default=0, help="print this many stalls per launch")
+    made.add_argument("--path", action="store_true", help="print the critical path per launch")
+    made.add_argument("--json", type=Path, help="write the results here")
+    made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
+    made.add_argument(
+        "--calls",
+        type=Path,
+        default=Path("kernel_calls"),
+        help="device: folder that keeps NEFFs, inputs and timings",
+    )
+    made.add_argument(
+        "--nrtpy-python",
+        type=Path,
+        default=Path("nrtpy_venv/bin/python"),
+        help="device: Python of the environment with AWS's nrtpy",
+    )
+    made.add_argument("--iterations", type=int, default=ITERATIONS, help="device: timed runs")
+    made.add_argument("--profile", action="store_true", help="device: neuron-explorer as well")
+    made.add_argument(
+        "--padding", action="store_true", help="also compare a padded with a fitting bucket"
+    )
+    made.add_argument(
+        "--exact", action="store_true", help="also compare softmax='exact' with 'auto'"
+    )
+    made.add_argument(
+        "--constants", type=Path, help="results of `segattn bench microbenchmarks` to model with"
+    )
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; 0 all targets met, 1 some missed, 2 nothing done."""
+    arguments = parser().parse_args(argv)
+    try:
+        if arguments.backend == "device":
+            return run_measured(_selected(arguments.only), arguments)
+        return run_modelled(arguments)
+    except (OSError, ValueError, DeviceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

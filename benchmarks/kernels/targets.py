@@ -1,0 +1,64 @@
+"""Modelled performance that the kernels have to reach, one row per shape.
+
+Model FLOP utilisation of one core with the base constants in program order, bf16, unless a row
+says otherwise.
+"""
+
+from dataclasses import dataclass
+
+from segattn.benchmarks.kernels.modelled import Modelled
+from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, Prefill, Workload
+
+
+@dataclass(frozen=True)
+class Target:
+    """A workload and what it must reach."""
+
+    workload: Workload
+    at_least: float
+    metric: str = "mfu"
+    """"mfu", or "hbm": share of the HBM rate."""
+
+    def reached(self, modelled: Modelled) -> float:
+        """The value of the metric."""
+        return modelled.mfu() if self.metric == "mfu" else modelled.hbm_share()
+
+    def holds(self, modelled: Modelled) -> bool:
+        """Whether the target is met."""
+        return self.reached(modelled) >= self.at_least
+
+
+PADDING_LIMIT = 1.15
+"""Most modelled time of a chunk in a bucket that is too large, over its time in a fitting one."""
+
+EXACT_LIMIT = 2.0
+"""Most modelled time of softmax="exact" over that of "auto", on the prefill rows."""
+
+PADDED = Prefill(8192, 0, num_tokens=5000), Prefill(5120, 0, num_tokens=5000)
+"""The same 5000 tokens in a bucket of 8192 and in one that fits."""
+
+TARGETS: tuple[Target, ...] = (
+    Target(Prefill(2048, 32768), 0.89),
+    Target(Prefill(2048, 8192), 0.85),
+    Target(Prefill(1024, 8192), 0.80),
+    Target(Prefill(2048, 2048), 0.76),
+    Target(Prefill(512, 8192), 0.73),
+    Target(Prefill(2048, 8192, q_heads=1), 0.75),
+    Target(Prefill(512, 8192, q_heads=1), 0.46),
+    Target(Prefill(2048, 8193), 0.81),
+    Target(Prefill(2048, 0), 0.65),
+    Target(Prefill(2048, 8192, head_dim=64), 0.43),
+    Target(Prefill(1024, 8192, head_dim=64), 0.40),
+    Target(Prefill(2048, 2048, head_dim=64), 0.39),
+    Target(Prefill(512, 8192, head_dim=64), 0.37),
+    Target(Decode(1, 32768), 0.75, "hbm"),
+    Target(Decode(16, 2048), 0.75, "hbm"),
+    Target(Decode(1, 32768, block_size=16), 0.75, "hbm"),
+    Target(Decode(1, 32768, block_size=64), 0.75, "hbm"),
+    Target(Decode(1, 32768, block_size=128), 0.75, "hbm"),
+    Target(Decode(16, 2048, q_heads=32, kv_heads=8), 0.75, "hbm"),
+    Target(CacheWrite(2048), 1 / 1.3, "hbm"),
+)
+"""All rows, largest first within a kind. Decode rows read 32k tokens of cache per KV head in total,
+of blocks of 32 tokens unless they say otherwise; the cache write may take 1.3 times the bound of
+moving its bytes through HBM once in and once out."""

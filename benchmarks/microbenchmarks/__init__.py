@@ -1,0 +1,1 @@
+"""What only a device can tell about the cost model."""

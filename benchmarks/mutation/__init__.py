@@ -1,0 +1,1 @@
+"""Faults put into the scheduler, and who notices."""

@@ -1,0 +1,262 @@
+"""What mutants are judged by: cases, with the lines of the scheduler that each of them executes.
+
+A case is a recorded trace of vLLM, a run of the fuzzer, one test, or the exploration of one small
+configuration. The lines are recorded once, on the true scheduler, so that a mutant needs to pass
+only the cases that reach it.
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from itertools import chain, islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import segattn.scheduler
+from segattn.benchmarks.explore.command import POLICIES, Size, worlds
+from segattn.benchmarks.explore.explorer import World, explore
+from segattn.benchmarks.fuzz.command import run_round
+from segattn.benchmarks.fuzz.machine import KINDS, machine
+from segattn.benchmarks.fuzz.strategies import default_policies
+from segattn.reference.extras import MissingExtraError
+from segattn.reference.scheduler_state import NeuronRules
+from segattn.scheduler.replay import replay
+from segattn.scheduler.trace import TraceDriver, read_traces, write_traces
+
+from hypothesis import strategies as st  # isort: skip - after strategies, which names the extra
+
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    raise MissingExtraError("pytest", "test") from error
+
+STAGES = ("traces", "fuzzer", "unit tests", "atomicity tests", "exploration")
+ATOMICITY_TESTS = "test_atomicity"
+OWN_TRACE = "test_atomicity_of_lines.py"
+"""Tests that trace lines themselves, which leaves none to the recorder."""
+NO_CASES = {
+    "test_golden_traces.py": "each of the traces is a case",
+    "test_cost_and_memory.py": "measures memory, of which the recorder itself takes some",
+}
+FUZZ_ROUNDS = 4
+"""Rounds of the fuzzer per scheduler kind and policy."""
+WORLD_SIZE, WORLD_STEP = Size(2, 3, 2), 60
+"""Every so many configurations of this size are explored."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to pass; lines: those of each module of the scheduler that it executes."""
+
+    stage: str
+    name: str
+    seconds: float
+    lines: dict[str, list[int]]
+
+    def reaches(self, module: str, lines: range) -> bool:
+        """Whether the case executes one of `lines`; no lines are those of the import.
+
+        A case without lines traces them itself, so it may execute any.
+        """
+        reached = self.lines.get(module, ())
+        return not (lines and self.lines) or any(line in lines for line in reached)
+
+
+@dataclass
+class Suite:
+    """All cases, and the traces and configurations that they name."""
+
+    root: Path
+    cases: list[Case] = field(default_factory=list)
+    traces: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def reaching(self, stage: str, module: str, lines: range, seconds: float) -> list[Case]:
+        """Cases of a stage that reach the lines, the fast ones first, of so many seconds in all."""
+        chosen: list[Case] = []
+        total = 0.0
+        for case in self.cases:  # sorted by their time
+            if case.stage == stage and case.reaches(module, lines):
+                total += case.seconds
+                if chosen and total > seconds:
+                    break
+                chosen.append(case)
+        return chosen
+
+
+class LineRecorder:
+    """Notes which lines of the scheduler are executed."""
+
+    def __init__(self) -> None:
+        self._prefix = f"{Path(segattn.scheduler.__file__).parent}/"
+        self._left: dict[CodeType, set[int]] = {}
+        """Lines of each entered function that were not reached; none left: it runs untraced."""
+        self._begin = 0.0
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._left = {}
+        self._begin = time.process_time()
+        sys.settrace(self._trace_call)
+
+    def stop(self, stage: str, name: str) -> Case:
+        """The case that ran since `start`."""
+        sys.settrace(None)
+        seconds = time.process_time() - self._begin
+        lines: dict[str, set[int]] = {}
+        for code, left in self._left.items():
+            reached = _lines_of(code) - left
+            lines.setdefault(Path(code.co_filename).stem, set()).update(reached)
+        return Case(stage, name, round(seconds, 4), {key: sorted(lines[key]) for key in lines})
+
+    def _trace_call(self, frame: FrameType, event: str, argument: object) -> Any:
+        code = frame.f_code
+        left = self._left.get(code)
+        if left is None:
+            if not code.co_filename.startswith(self._prefix):
+                return None
+            left = self._left[code] = _lines_of(code) - {code.co_firstlineno}
+        return self._trace_line if left else None
+
+    def _trace_line(self, frame: FrameType, event: str, argument: object) -> Any:
+        left = self._left[frame.f_code]
+        left.discard(frame.f_lineno)
+        return self._trace_line if left else None
+
+
+def _lines_of(code: CodeType) -> set[int]:
+    return {line for _, _, line in code.co_lines() if line is not None}
+
+
+class TestRecorder:
+    """A pytest plugin that records each test as a case."""
+
+    __test__ = False
+
+    def __init__(self, recorder: LineRecorder) -> None:
+        self.cases: list[Case] = []
+        self._recorder = recorder
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Record the lines of one test."""
+        self._recorder.start()
+        yield
+        stage = STAGES[3] if ATOMICITY_TESTS in item.nodeid else STAGES[2]
+        case = self._recorder.stop(stage, item.nodeid)
+        self.cases.append(replace(case, lines={}) if OWN_TRACE in item.nodeid else case)
+
+
+def explored_worlds() -> list[World]:
+    """The configurations that mutants are explored in."""
+    return list(islice(worlds(WORLD_SIZE, POLICIES["default"]), 0, None, WORLD_STEP))
+
+
+def passes_run(trace: dict[str, Any]) -> bool:
+    """Whether a run of the fuzzer ends as it did, with its integrity after every event."""
+    driver = TraceDriver(trace["kind"], trace["config"], trace["policy"])
+    for event in trace["events"]:
+        if driver.apply(event) != event:
+            return False
+        driver.scheduler.check_integrity()
+    return True
+
+
+def passes(case: Case, suite: Suite) -> bool:
+    """Whether the scheduler passes a case that is no test. Raises what a faulty one raises."""
+    if case.stage == STAGES[4]:
+        return explore(explored_worlds()[int(case.name)]).violation is None
+    trace = suite.traces[case.name]
+    return passes_run(trace) if case.stage == STAGES[1] else replay(trace) is None
+
+
+def pytest_options(root: Path) -> list[str]:
+    """For tests that mutants run: silent, without files, and stopping at the first failure."""
+    # Modules that the process has imported before are no news.
+    known = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return ["-x", "-q", "-p", "no:cacheprovider", *known, "--rootdir", str(root)]
+
+
+def unit_tests(root: Path) -> list[Path]:
+    """Test files of the scheduler that hold cases."""
+    tests = (root / "tests" / "scheduler").glob("test_*.py")
+    return sorted(path for path in tests if path.name not in NO_CASES)
+
+
+def fuzzer_runs(path: Path) -> list[dict[str, Any]]:
+    """Runs of the fuzzer: those kept at `path`, which is written if it does not exist."""
+    if not path.exists():
+        documented = st.just(asdict(NeuronRules.documented()))
+        variants = [(kind, default_policies()) for kind in KINDS]
+        variants += [(kind, documented) for kind in KINDS if "neuron" in kind]
+        runs: list[dict[str, Any]] = []
+        for kind, policy in variants:
+            machine_class = machine(kind, policy)
+            machine_class.runs = []
+            for number in range(FUZZ_ROUNDS):
+                run_round(machine_class, number)
+            runs += machine_class.runs
+        write_traces(path, iter(runs))
+    return list(read_traces(path))
+
+
+def load_suite(root: Path, folder: Path) -> Suite:
+    """The suite of the scheduler as it is; `folder` keeps what takes long to record.
+
+    Cases are recorded anew when the scheduler or the tests have changed.
+    """
+    suite = Suite(root)
+    for path in sorted((root / "tests" / "data" / "traces").glob("*.jsonl.gz")):
+        suite.traces |= {f"{path.stem} {trace['id']}": trace for trace in read_traces(path)}
+    golden = list(suite.traces)
+    runs = fuzzer_runs(folder / "fuzzer.jsonl.gz")
+    suite.traces |= {f"run {number}": trace for number, trace in enumerate(runs)}
+    package = sorted((root / "scheduler").glob("*.py"))
+    recorded = [
+        _cached(
+            folder / "traces.json",
+            package,
+            lambda: _record_others(suite, golden, [n for n in suite.traces if n not in golden]),
+        ),
+        _cached(folder / "tests.json", [*package, *unit_tests(root)], lambda: _record_tests(root)),
+    ]
+    suite.cases = sorted(chain(*recorded), key=lambda case: case.seconds)
+    gc.collect()
+    gc.freeze()  # pages that no collector touches stay shared with the forked processes
+    return suite
+
+
+def _cached(path: Path, inputs: Sequence[Path], record: Any) -> list[Case]:
+    digest = sha256(b"\0".join(file.read_bytes() for file in inputs)).hexdigest()
+    if path.exists():
+        known = json.loads(path.read_text())
+        if known["digest"] == digest:
+            return [Case(**case) for case in known["cases"]]
+    cases: list[Case] = record()
+    path.write_text(json.dumps({"digest": digest, "cases": [asdict(case) for case in cases]}))
+    return cases
+
+
+def _record_others(suite: Suite, golden: Sequence[str], runs: Sequence[str]) -> list[Case]:
+    recorder = LineRecorder()
+    names = [(STAGES[0], name) for name in golden] + [(STAGES[1], name) for name in runs]
+    names += [(STAGES[4], str(number)) for number in range(len(explored_worlds()))]
+    cases = []
+    for stage, name in names:
+        recorder.start()
+        passed = passes(Case(stage, name, 0.0, {}), suite)
+        cases.append(recorder.stop(stage, name))
+        if not passed:
+            raise AssertionError(f"{stage} {name}: fails without any mutation")
+    return cases
+
+
+def _record_tests(root: Path) -> list[Case]:
+    plugin = TestRecorder(LineRecorder())
+    if pytest.main([*pytest_options(root), *map(str, unit_tests(root))], [plugin]) != 0:
+        raise AssertionError("the tests fail without any mutation")
+    return plugin.cases

@@ -1,0 +1,1 @@
+"""The kernels of others on the interpreter, against their own references."""

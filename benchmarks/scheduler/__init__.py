@@ -1,0 +1,1 @@
+"""Times of the scheduler beside vLLM's, and what its policies do."""
