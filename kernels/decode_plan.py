@@ -123,7 +123,8 @@ def _add_request(
     first_query, reach = context - real, context if window is None else window
     first_run = cdiv(max(0, context - reach), tokens)
     end_run = max(first_run, (first_query + 1) // tokens)
-    runs = _cached_rows(table, np.arange(first_run, end_run), tokens, block_size, num_kv_heads)
+    units = np.arange(first_run, end_run)
+    runs = _cached_rows(table, units, tokens, block_size, num_kv_heads)
     positions = np.concatenate([
         np.arange(max(0, first_query - reach + 1), min(context, first_run * tokens)),
         np.arange(end_run * tokens, context),
@@ -132,9 +133,10 @@ def _add_request(
     seen = (positions[:, None] <= queries) & (positions[:, None] > queries - reach)
     seen &= np.arange(num_queries) < real
     edges = _cached_rows(table, positions, 1, block_size, num_kv_heads)
-    runs, needed = runs[runs >= 0], (edges >= 0) & seen.any(1)
+    units, runs = units[runs >= 0], runs[runs >= 0]
+    needed = (edges >= 0) & seen.any(1)
     if whole_blocks:
-        runs = _in_whole_blocks(runs, block_size // tokens)
+        runs = _in_whole_blocks(runs, units, block_size // tokens)
     edges, seen = edges[needed], seen[needed]
     if not len(runs) and not len(edges):
         return
@@ -144,10 +146,13 @@ def _add_request(
         chains.add(first_chain + group, own_runs, edges + rows_before, seen)
 
 
-def _in_whole_blocks(runs: Array, per_block: int) -> Array:
-    """Runs in blocks of `per_block` places, -1 at those that are missing."""
-    blocks, place = runs // per_block, runs % per_block
-    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+def _in_whole_blocks(runs: Array, units: Array, per_block: int) -> Array:
+    """Runs in blocks of `per_block` places, -1 at those that are missing.
+
+    `units` counts the runs from the request's start: a table may name a block twice in a row.
+    """
+    entries, place = units // per_block, units % per_block
+    starts = np.flatnonzero(np.diff(entries, prepend=-1))
     of_block = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(runs)))
     placed = np.full((len(starts), per_block), -1, np.int64)
     placed[of_block, place] = runs

@@ -23,6 +23,12 @@ GROUPS = 4
 """Groups that a trip's work is spread over if it has more slots than that, so that loads, scores
 and values overlap; at most twice as many make a trip."""
 
+USABLE_BYTES = 208 << 10
+"""SBUF bytes per partition."""
+
+SHARED_BYTES = 16 << 10
+"""Of them for what the groups share: key columns, constants, temporary tiles."""
+
 SCORE_BANKS = 2
 """PSUM banks of the scores of a group, at most."""
 
@@ -102,5 +108,38 @@ def decode_shape(
         edge_runs = max(1, (1 + has_window) * cdiv(tokens + num_queries - 2, tokens))
         edges = edge_runs * tokens
     edge_tiles = max(1, cdiv(slots * edges, PARTITIONS))
+    own = _bytes_of_group(
+        heads, rows, tokens, slots, edge_tiles, num_queries, head_dim, head_bytes, itemsize,
+        k_pre_transposed,
+    )  # fmt: skip
+    groups = max(1, min(groups, (USABLE_BYTES - SHARED_BYTES) // own))
     trips = cdiv(total, slots * groups)
     return DecodeShape(heads, rows, tokens, slots, groups, edge_tiles, trips, edge_runs)
+
+
+def _bytes_of_group(
+    heads: int,
+    rows: int,
+    tokens: int,
+    slots: int,
+    edge_tiles: int,
+    num_queries: int,
+    head_dim: int,
+    head_bytes: int,
+    itemsize: int,
+    k_pre_transposed: bool,
+) -> int:
+    """SBUF bytes per partition of the tiles of one DecodeStage, DecodeGroup and SlotSums."""
+    columns, parts = slots * rows, cdiv(head_dim, PARTITIONS)
+    staged = (slots * tokens + edge_tiles) * heads * (head_bytes + head_dim * itemsize)
+    lists = slots * (12 + 2 * PARTITIONS) + edge_tiles * (4 + slots * num_queries)
+    lists += head_dim * itemsize
+    if k_pre_transposed:
+        lists += (slots + edge_tiles) * PARTITIONS
+    pack = 1
+    if PARTITIONS % head_dim == 0 and not k_pre_transposed:
+        pack = min(tokens, PARTITIONS // head_dim)
+    weights = (pack * parts + tokens + edge_tiles) * columns * itemsize
+    numbers = 4 * columns * (3 + edge_tiles + parts)
+    sums = 4 * (slots + 1) * (rows * (5 + 2 * parts) + 1)
+    return staged + lists + weights + numbers + sums
