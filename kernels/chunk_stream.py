@@ -144,7 +144,8 @@ class ChunkStream(nl.NKIObject):
             if block >= 0:
                 columns = needed
                 self.ready.append(len(self.order))
-        self.chunk.made = columns
+        chunk = self.chunk
+        chunk.made = columns
 
     def pieces_of_keys(self, block: int) -> int:
         """Pieces of keys that a block and those before it need."""

@@ -302,15 +302,17 @@ class ExactRows(nl.NKIObject):
 
     def begin_turn(self) -> None:
         """End the sums of one step; the first groups of the next one's weights."""
-        while len(self.summing) > 0:
-            self.finish(self.summing.pop(0))
+        for step in self.summing:
+            self.finish(step)
+        self.summing = []
         if len(self.pending) > 0:
             self.turn(self.pending[0], 0, AHEAD)
 
     def end_turn(self) -> None:
         """The other groups, each with the sum of the group AHEAD places before."""
         if len(self.pending) > 0:
-            step = self.pending.pop(0)
+            step = self.pending[0]
+            self.pending = self.pending[1:]
             for group in range(AHEAD, self.groups_of(step)):
                 self.turn(step, group, group + 1)
                 self.add_values(step, group - AHEAD)

@@ -256,8 +256,9 @@ class WholeSegments(nl.NKIObject):
             self.rows.drain()
 
         def odd(i: nisa.VirtualRegister) -> None:
-            self.rows.beside = []
-            self.rows.attend_segment(first.keys, first.values, first.mask, self.prior.tokens, scale)
+            rows = self.rows
+            rows.beside = []
+            rows.attend_segment(first.keys, first.values, first.mask, self.prior.tokens, scale)
             self.rows.drain()
 
         nl.fori_loop(0, pairs_end, pair, step=2 * size)
@@ -271,10 +272,9 @@ class WholeSegments(nl.NKIObject):
     ) -> None:
         """Compute with one segment while the other is prepared."""
         other.done = 0
-        self.rows.beside = [[other]]
-        self.rows.attend_segment(
-            current.keys, current.values, current.mask, self.prior.tokens, scale
-        )
+        rows = self.rows
+        rows.beside = [[other]]
+        rows.attend_segment(current.keys, current.values, current.mask, self.prior.tokens, scale)
         other.finish()
 
 
@@ -319,8 +319,9 @@ class TailSegments(nl.NKIObject):
             if self.mask is not None and following.mask is not None:
                 nisa.tensor_copy(dst=self.mask, src=following.mask)
             following.done = 0
-            self.rows.beside = [[following]]
-            self.rows.attend_segment(self.keys, self.values, self.mask, self.prior.tokens, scale)
+            rows = self.rows
+            rows.beside = [[following]]
+            rows.attend_segment(self.keys, self.values, self.mask, self.prior.tokens, scale)
             following.finish()
             self.rows.drain()
 

@@ -14,6 +14,7 @@ from segattn.benchmarks.fuzz.coverage import Coverage
 from segattn.benchmarks.fuzz.machine import KINDS, SchedulerMachine, machine
 from segattn.benchmarks.fuzz.shrink import shrink
 from segattn.benchmarks.fuzz.strategies import default_policies
+from segattn.benchmarks.whole_tables import print_whole
 from segattn.reference.extras import MissingExtraError
 from segattn.reference.scheduler_state import NeuronRules
 from segattn.runner.cli import PARTLY_FAILED
@@ -107,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         machine_class.runs = []
     console = Console()
     failed = fuzz(machine_class, arguments.minutes, arguments.seed, console)
-    console.print(coverage_table(machine_class.coverage))
+    print_whole(console, coverage_table(machine_class.coverage))
     if missing := machine_class.coverage.missing():
         console.print(f"not reached in this time: {', '.join(missing)}")
     if machine_class.runs is not None:

@@ -21,6 +21,7 @@ import numpy as np
 from segattn.benchmarks.kernels.modelled import model, public_functions, record
 from segattn.benchmarks.kernels.targets import TARGETS
 from segattn.benchmarks.kernels.workloads import Array, Prefill
+from segattn.benchmarks.whole_tables import print_whole
 from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BASE, variant
 from segattn.reference.nki.cost.result import Evaluator
@@ -224,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
         results["rows"].append(
             {"label": work.label, "ours_us": ours.us["base"], "attention_cte_us": theirs.us}
         )
-    console.print(table)
+    print_whole(console, table)
     console.print(
         "All times are modelled. base: SBUF to SBUF DMA transposes at the fitted "
         f"{BASE.dma_transpose_sbuf:.0%} of the DMA rate; tp50: at the documented 50 %; ideal: "

@@ -21,6 +21,7 @@ from segattn.benchmarks.device.kernels import run_measured
 from segattn.benchmarks.kernels.modelled import COLUMNS, Modelled, model, public_functions, record
 from segattn.benchmarks.kernels.targets import EXACT_LIMIT, PADDED, PADDING_LIMIT, TARGETS, Target
 from segattn.benchmarks.kernels.workloads import Prefill
+from segattn.benchmarks.whole_tables import print_whole
 from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
@@ -116,6 +117,7 @@ def run_modelled(arguments: argparse.Namespace) -> int:
             f"{_percent(target.reached(modelled))} (target {_percent(target.at_least)}); "
             f"interpreted in {interpreted:.1f} s",
             highlight=False,
+            soft_wrap=True,
         )
         if arguments.stalls or arguments.path:
             from segattn.benchmarks.kernels.cost_report import print_summary
@@ -127,7 +129,7 @@ def run_modelled(arguments: argparse.Namespace) -> int:
             for number, result in enumerate(results):
                 name = modelled.label.translate(str.maketrans("/ ,()", "_____"))
                 write_perfetto(result, arguments.perfetto / f"{name}_{number}.json")
-    console.print(targets_table(rows))
+    print_whole(console, targets_table(rows))
     console.print(legend(), highlight=False)
     if arguments.json:
         arguments.json.write_text(json.dumps(results_file(rows), indent=1))

@@ -3,6 +3,7 @@
 from itertools import groupby
 from pathlib import Path
 
+from segattn.benchmarks.whole_tables import print_whole
 from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.result import CostResult, PathStep, Stall
 
@@ -123,6 +124,6 @@ def summary(result: CostResult, stalls: int = 10) -> RenderableType:
 def print_summary(result: CostResult, stalls: int = 10, path: bool = False) -> None:
     """Print `summary`, and the critical path if asked for, to the terminal."""
     console = Console()
-    console.print(summary(result, stalls))
+    print_whole(console, summary(result, stalls))
     if path:
-        console.print(path_table(result))
+        print_whole(console, path_table(result))

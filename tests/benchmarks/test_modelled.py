@@ -53,6 +53,8 @@ def test_the_command_prints_the_table_and_writes_results_timelines_and_pictures(
     arguments = ["--json", str(results), "--perfetto", str(timelines), "--stalls", "2"]
     assert main(["kernels", *arguments]) == 1  # the cache write misses its target
     printed = capsys.readouterr().out
+    assert all(column in printed for column in COLUMNS), "cells are whole on 80 columns"
+    assert "…" not in printed
     assert "All numbers are modelled, none measured" in printed
     assert "Longest stalls (modelled)" in printed
     rows = json.loads(results.read_text())["rows"]
