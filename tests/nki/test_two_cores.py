@@ -238,9 +238,14 @@ def test_an_interrupted_launch_ends_both_cores_and_the_next_one_works() -> None:
     before = threading.active_count()
     main = threading.get_ident()
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        kernel[2](x[:128], True)
-    timer.join()
+    # A shell starts background jobs with SIGINT ignored, and Python then leaves it so.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            kernel[2](x[:128], True)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert threading.active_count() <= before
     np.testing.assert_array_equal(kernel[2](x[:128], False), x[:128])
