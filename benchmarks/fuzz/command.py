@@ -21,8 +21,8 @@ from segattn.runner.cli import PARTLY_FAILED
 from segattn.scheduler.trace import write_traces
 
 from hypothesis import HealthCheck, Phase, seed, settings  # isort: skip - after strategies
-from hypothesis import strategies as st  # isort: skip
-from hypothesis.stateful import run_state_machine_as_test  # isort: skip
+from hypothesis import strategies as st  # isort: skip - the same
+from hypothesis.stateful import run_state_machine_as_test  # isort: skip - the same
 
 try:
     from rich.console import Console

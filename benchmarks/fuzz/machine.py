@@ -12,7 +12,7 @@ from segattn.benchmarks.fuzz.coverage import Coverage, features_of
 from segattn.benchmarks.fuzz.strategies import TOKENS, configs, requests, sampled_tokens
 from segattn.reference.scheduler_trace import Event
 
-from hypothesis import strategies as st  # isort: skip
+from hypothesis import strategies as st  # isort: skip - as the next one
 from hypothesis.stateful import (  # isort: skip - after strategies, which names the extra
     RuleBasedStateMachine,
     initialize,
@@ -58,7 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Give an event to both sides and compare what they show."""
         try:
             seen = self.comparison.apply(event)
-        except BaseException:
+        except BaseException:  # noted for the shrinker, and raised again
             self.stopped = True
             type(self).failure = self.comparison.trace
             raise

@@ -1,14 +1,16 @@
-"""docs/kernels.md: its example computes what the text says, its ranges are those of the code."""
+"""docs/kernels.md: its example computes what the text says, its ranges are those of the code; lint."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from segattn.kernels.backend import BACKENDS
 from segattn.kernels.validation import BLOCK_SIZES, HEAD_DIMS
 from segattn.reference import attention
+from segattn.reference.nki.lint.command import main as lint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
 
@@ -35,3 +37,14 @@ def test_its_ranges_and_backends_are_those_of_the_code() -> None:
     assert f"block_size {', '.join(map(str, BLOCK_SIZES))};" in PAGE
     for backend in BACKENDS:
         assert f"| `{backend}`" in PAGE
+
+
+def test_the_lint_finds_nothing_in_the_kernels_but_the_bodies_of_loops(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert lint([str(Path(__file__).parents[2] / "kernels")]) == 0
+    printed = capsys.readouterr()
+    findings = (printed.out + printed.err).splitlines()
+    assert any(line.startswith("0 at level 1, ") for line in findings)
+    others = [line for line in findings if "level 2" in line and "[nested-function]" not in line]
+    assert [line for line in others if ": " in line] == []
