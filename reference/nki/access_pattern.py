@@ -211,7 +211,7 @@ def vector_select(t: NkiTensor, dim: int, vector_offset: Any) -> NkiTensor:
 def read_index(index: Any, instruction: str) -> int:
     """The value of a register or a one-element tensor now."""
     if isinstance(index, VirtualRegister):
-        return index.__index__()
+        return index.value
     if not index.v.known:
         index.storage.check_written(index.v, instruction, "scalar_offset")
     return int(index.v.array.reshape(-1)[0])

@@ -13,7 +13,7 @@ from .registers import VirtualRegister
 from .storage import Storage
 
 if TYPE_CHECKING:
-    from .tensor import NkiTensor
+    from .tensor import Dynamic, NkiTensor
 
 
 class DynamicSlice(NKIObject):
@@ -21,8 +21,8 @@ class DynamicSlice(NKIObject):
 
     __slots__ = ("size", "start")
 
-    def __init__(self, start: SupportsIndex, size: SupportsIndex) -> None:
-        self.start = start.__index__()
+    def __init__(self, start: VirtualRegister | int, size: int) -> None:
+        self.start = start if isinstance(start, VirtualRegister) else start.__index__()
         self.size = size.__index__()
 
     def __repr__(self) -> str:
@@ -52,6 +52,7 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
     strides: list[int] = []
     offset = t.v.offset
     dropped = -1
+    dynamic = t.dynamic
     for dim, (k, n, stride) in enumerate(zip(keys, layout.shape, layout.strides, strict=False)):
         if type(k) is slice:
             if k.start is None and k.stop is None and k.step is None:
@@ -66,6 +67,17 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
             shape.append((stop - start + step - 1) // step)
             strides.append(stride * step)
             offset += start * stride
+        elif type(k) is DynamicSlice and type(k.start) is VirtualRegister:
+            if not 1 <= k.size <= n:
+                raise NkiValidationError(
+                    f"nl.ds(register, {k.size}) on dimension {dim} of size {n}: sizes 1..{n}"
+                )
+            dynamic = _run_time(t, dim, k.start, stride, dynamic)
+            shape.append(k.size)
+            strides.append(stride)
+        elif type(k) is VirtualRegister:
+            dynamic = _run_time(t, dim, k, stride, dynamic)
+            dropped = dim
         elif type(k) is DynamicSlice:
             if k.size == 0 and 0 <= k.start <= n:
                 return _nothing(t, key)
@@ -89,7 +101,25 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
     if dropped >= 0 and len(shape) < (2 if layout.on_chip else 1):
         shape.append(1)
         strides.append(layout.strides[dropped])
-    return t.derive(tuple(shape), tuple(strides), offset)
+    made = t.derive(tuple(shape), tuple(strides), offset)
+    made.dynamic = dynamic
+    return made
+
+
+def _run_time(t: NkiTensor, dim: int, index: Any, stride: int, already: Dynamic | None) -> Dynamic:
+    """A register (or one-element tensor) as index of a dimension."""
+    from .tensor import Dynamic
+
+    if already is not None:
+        raise NkiValidationError(
+            f"dimension {dim}: a run-time index on a view that has a run-time address already"
+        )
+    if t.buffer in ON_CHIP and dim == 0:
+        raise NkiValidationError(
+            f"dimension 0 of {t.name!r}: the partition dimension of on-chip tensors cannot have a "
+            "run-time index; use a free dimension, or an HBM tensor"
+        )
+    return Dynamic(index, stride, vector=False, dim=-1)
 
 
 def _nothing(t: NkiTensor, key: Any) -> NkiTensor:
@@ -151,7 +181,7 @@ def slice_dim(t: NkiTensor, dim: int, start: int, end: int, step: int) -> NkiTen
 
 def select(t: NkiTensor, dim: int, index: Any) -> NkiTensor:
     """NkiTensor.select with a static, register or tensor index."""
-    from .tensor import Dynamic, NkiTensor, handle
+    from .tensor import NkiTensor, handle
 
     dim = _dimension(t, dim)
     if not isinstance(index, (NkiTensor, VirtualRegister)):
@@ -160,19 +190,13 @@ def select(t: NkiTensor, dim: int, index: Any) -> NkiTensor:
                 f"select(dim={dim}, index={index}): allowed is 0..{t.shape[dim] - 1}"
             )
         return getitem(t, (slice(None),) * dim + (index,))
-    if t.dynamic is not None:
-        raise NkiValidationError("select with a run-time index on a view that has one already")
-    if t.buffer in ON_CHIP and dim == 0:
-        raise NkiValidationError(
-            "select(dim=0) with a run-time index: the partition dimension of on-chip tensors "
-            "cannot be dynamic"
-        )
+    dynamic = _run_time(t, dim, index, t.strides[dim], t.dynamic)
     shape = t.shape[:dim] + t.shape[dim + 1 :]
     strides = t.strides[:dim] + t.strides[dim + 1 :]
     if len(shape) < (2 if t.buffer in ON_CHIP else 1):
         shape, strides = shape + (1,), strides + (t.strides[dim],)
     rest = t.derive(shape, strides, t.offset)
-    return handle(t.storage, rest.v, Dynamic(index, t.strides[dim], vector=False, dim=-1))
+    return handle(t.storage, rest.v, dynamic)
 
 
 def _dimension(t: NkiTensor, dim: int) -> int:

@@ -10,17 +10,8 @@ from . import trace
 from .core import current
 from .errors import NkiValidationError
 from .records import LoopEdge
-from .registers import VirtualRegister
+from .registers import VirtualRegister, integer
 from .strict import violation
-
-
-def _bound(label: str, x: Any) -> int:
-    if not isinstance(x, SupportsIndex):
-        raise NkiValidationError(
-            f"{label} is {type(x).__name__}; allowed: an int or a register (load a tensor element "
-            "with nisa.register_load)"
-        )
-    return x.__index__()
 
 
 def _check_step(name: str, step: Any) -> int:
@@ -42,14 +33,14 @@ def _mark(edge: LoopEdge, *bounds: object) -> None:
 
 
 def fori_loop(
-    lower: SupportsIndex,
-    upper: SupportsIndex,
+    lower: VirtualRegister | int,
+    upper: VirtualRegister | int,
     body_fun: Callable[[VirtualRegister], object],
     step: int = 1,
 ) -> None:
     """body_fun(i) for i = lower, lower + step, ... below upper; i is a read-only register."""
     step = _check_step("nl.fori_loop", step)
-    start, stop = _bound("nl.fori_loop: lower", lower), _bound("nl.fori_loop: upper", upper)
+    start, stop = integer("nl.fori_loop: lower", lower), integer("nl.fori_loop: upper", upper)
     _mark("begin", lower, upper)
     for i in range(start, stop, step):
         _mark("iteration")
@@ -76,18 +67,18 @@ def _condition(register: Any) -> bool:
             f"nl.while_loop: the condition is {type(register).__name__}; allowed: a register "
             "(the body returns the next condition)"
         )
-    return bool(register)
+    return register.value != 0
 
 
 def dynamic_range(
-    start: SupportsIndex, stop: SupportsIndex | None = None, step: int = 1
+    start: VirtualRegister | int, stop: VirtualRegister | int | None = None, step: int = 1
 ) -> Iterator[VirtualRegister]:
     """Device loop with run-time bounds, deprecated in 0.6.0 in favour of fori_loop."""
     violation("deprecated", "nl.dynamic_range is deprecated since 0.6.0; use nl.fori_loop")
     step = _check_step("nl.dynamic_range", step)
     if stop is None:
         start, stop = 0, start
-    first, last = _bound("nl.dynamic_range: start", start), _bound("nl.dynamic_range: stop", stop)
+    first, last = integer("nl.dynamic_range: start", start), integer("nl.dynamic_range: stop", stop)
     _mark("begin", start, stop)
     for i in range(first, last, step):
         _mark("iteration")

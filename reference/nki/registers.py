@@ -1,47 +1,53 @@
-"""Virtual registers: 32-bit scalars of an engine's sequencer, held as Python ints."""
+"""Virtual registers: 32-bit scalars of an engine's sequencer, whose values exist on the device."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, SupportsIndex
+import ast
+import linecache
+import sys
+from functools import lru_cache
+from typing import Any, Final, NoReturn, SupportsIndex
 
-from .errors import NkiValidationError, UninitializedReadError
+from .errors import NkiValidationError, UninitializedReadError, at_kernel_line
 from .nkiobject import NKIObject
 from .records import Access
 from .serial import new_serial
+from .strict import violation
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+_INSTEAD: Final = (
+    "a register has no value while the kernel is compiled; it may bound nl.fori_loop, be the "
+    "condition of nl.while_loop, address tensors (t[..., register], .select, nl.ds, "
+    ".ap(scalar_offset=...)), be the offset of nisa.iota and nisa.affine_select, and go through "
+    "nisa.register_move and register_store"
+)
 
 
 class VirtualRegister(NKIObject):
     """A 32-bit register; `state` None means not initialised, `frozen` a loop's induction value."""
 
-    __slots__ = ("_access", "frozen", "state")
+    __slots__ = ("_access", "born", "frozen", "state")
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
         self.state = None if state is None else _wrap(state)
         self.frozen = frozen
+        self.born = new_serial()
         self._access: Access | None = None
 
     @property
     def access(self) -> Access:
         """The register as the trace records it."""
         if self._access is None:
-            self._access = Access(new_serial(), "register", "int32", 4, 0, 0, (1,), (4,))
+            self._access = Access(self.born, "register", "int32", 4, 0, 0, (1,), (4,))
         return self._access
 
-    def __index__(self) -> int:
-        """The value now."""
+    @property
+    def value(self) -> int:
+        """What the device would read now. UninitializedReadError before anything set it."""
         if self.state is None:
             raise UninitializedReadError(
                 "a register is read before register_move or register_load set it"
             )
         return self.state
-
-    __int__ = __index__
-
-    def __bool__(self) -> bool:
-        return self.__index__() != 0
 
     def set(self, value: int, instruction: str) -> None:
         """Assign; NkiValidationError for the induction register of a loop."""
@@ -52,57 +58,73 @@ class VirtualRegister(NKIObject):
             )
         self.state = _wrap(value)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SupportsIndex) and self.__index__() == other.__index__()
-
-    __hash__ = None  # type: ignore[assignment]  # a mutable value is not a key
-
-    def _combine(self, other: SupportsIndex, how: Callable[[int, int], int]) -> VirtualRegister:
-        if not isinstance(other, SupportsIndex):
-            return NotImplemented
-        result = VirtualRegister(how(self.__index__(), other.__index__()))
-        # Registers have no arithmetic instruction to record: the sum waits for what set `self`.
-        result._access = self.access
-        return result
-
-    def __lt__(self, other: SupportsIndex) -> bool:
-        return self.__index__() < other.__index__()
-
-    def __le__(self, other: SupportsIndex) -> bool:
-        return self.__index__() <= other.__index__()
-
-    def __gt__(self, other: SupportsIndex) -> bool:
-        return self.__index__() > other.__index__()
-
-    def __ge__(self, other: SupportsIndex) -> bool:
-        return self.__index__() >= other.__index__()
-
-    def __add__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: a + b)
-
-    def __radd__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: b + a)
-
-    def __sub__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: a - b)
-
-    def __rsub__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: b - a)
-
-    def __mul__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: a * b)
-
-    def __rmul__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: b * a)
-
-    def __floordiv__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: a // b)
-
-    def __mod__(self, other: SupportsIndex) -> VirtualRegister:
-        return self._combine(other, lambda a, b: a % b)
-
     def __repr__(self) -> str:
         return f"VirtualRegister({self.state})"
+
+    def __index__(self) -> NoReturn:
+        raise NkiValidationError(
+            f"a register is used where Python needs an integer (int(), float(), range(), a slice "
+            f"bound, a shape, a list index, an immediate); {_INSTEAD}{at_kernel_line()}"
+        )
+
+    __int__ = __float__ = __index__
+
+    def __bool__(self) -> bool:
+        """A bare `while register:` runs on the device; every other condition is an error."""
+        frame = sys._getframe(1)
+        if frame.f_lineno in _register_loops(frame.f_code.co_filename):
+            violation(
+                "deprecated", "while on a register is deprecated since 0.6.0; use nl.while_loop"
+            )
+            return self.value != 0
+        raise NkiValidationError(
+            f"a register is used as a Python condition; {_INSTEAD}{at_kernel_line()}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (SupportsIndex, float)):
+            self._no_operator()
+        return self is other
+
+    __hash__ = NKIObject.__hash__
+
+    def _no_operator(self, *_: Any) -> NoReturn:
+        raise NkiValidationError(
+            f"registers have no Python operators (arithmetic, comparisons); compute in an SBUF "
+            f"tile and nisa.register_load the result, or put constants in .ap(offset=...); "
+            f"{_INSTEAD}{at_kernel_line()}"
+        )
+
+    __lt__ = __le__ = __gt__ = __ge__ = _no_operator
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _no_operator
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __pow__ = __neg__ = __abs__ = (
+        _no_operator
+    )
+
+
+def integer(label: str, x: Any) -> int:
+    """The value of an integer or register operand; NkiValidationError for anything else."""
+    if isinstance(x, VirtualRegister):
+        return x.value
+    if not isinstance(x, SupportsIndex):
+        raise NkiValidationError(
+            f"{label} is {type(x).__name__}; allowed: an int or a register (load a tensor element "
+            "with nisa.register_load)"
+        )
+    return x.__index__()
+
+
+@lru_cache(maxsize=256)
+def _register_loops(file: str) -> frozenset[int]:
+    """The lines on which a `while` tests one value and nothing else."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return frozenset()
+    bare = ast.Name | ast.Attribute | ast.Subscript
+    loops = (n for n in ast.walk(tree) if isinstance(n, ast.While) and isinstance(n.test, bare))
+    return frozenset(loop.test.lineno for loop in loops)
 
 
 def _wrap(value: int) -> int:

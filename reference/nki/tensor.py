@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsFloat
 
 from . import access_pattern, indexing, views
 from .dtypes import Array
-from .errors import NkiValidationError
+from .errors import NkiValidationError, at_kernel_line
 from .nkiobject import NKIObject
 from .records import Access
 from .regions import SBUF, MemoryRegion
@@ -166,10 +166,32 @@ class NkiTensor(NKIObject):
             "nisa instructions (tensor.numpy() is for debugging)"
         )
 
+    def __bool__(self) -> bool:
+        """True, as published kernels ask whether an optional tensor is there; NkiValidationError
+        for one element, whose value is meant.
+        """
+        layout = self.v.layout
+        if layout.size == 1 and (layout.on_chip or self.storage.nbytes != layout.itemsize):
+            raise NkiValidationError(
+                f"an element of tensor {self.name!r} is used as a Python condition, but its value "
+                "exists on the device only; select with nisa.tensor_copy_predicated or a mask, or "
+                "loop with nl.while_loop on a register; whether there is a tensor at all is "
+                f"`tensor != None`{at_kernel_line()}"
+            )
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (NkiTensor, VirtualRegister, SupportsFloat)) and other is not self:
+            self._no_operator()
+        return other is self
+
+    __hash__ = NKIObject.__hash__
+
     def _no_operator(self, *_: Any) -> NoReturn:
         raise NkiValidationError(
             f"tensor {self.name!r} has no Python operators; use nisa.tensor_tensor for two tiles, "
-            "nisa.tensor_scalar for a tile and a number or column, nisa.nc_matmul for products"
+            "nisa.tensor_scalar for a tile and a number or column (nl.add, nl.equal, ...), "
+            f"nisa.nc_matmul for products{at_kernel_line()}"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator

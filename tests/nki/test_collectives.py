@@ -257,7 +257,7 @@ def test_ranks_that_call_different_collectives_deadlock_with_names() -> None:
     group = Group([[0, 1]])
 
     def body(dst: Any, src: Any) -> None:
-        if int(ncc.rank_id()) == 0:
+        if ncc.rank_id().state == 0:
             ncc.all_reduce([src], [dst], group, nl.add)
         else:
             ncc.all_to_all([src], [dst], group, 0)
@@ -270,7 +270,7 @@ def test_the_error_of_one_rank_ends_all_and_the_next_run_works() -> None:
     group = Group([[0, 1]])
 
     def body(dst: Any, src: Any) -> None:
-        assert int(ncc.rank_id()) == 0, "rank 1 fails"
+        assert ncc.rank_id().state == 0, "rank 1 fails"
         ncc.all_reduce([src], [dst], group, nl.add)
 
     with pytest.raises(AssertionError, match="rank 1 fails"):

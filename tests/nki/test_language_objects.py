@@ -155,7 +155,7 @@ def test_the_target_and_its_names() -> None:
 
 def test_registers_and_instruction_handles() -> None:
     register = nisa.VirtualRegister(7)
-    assert (int(register), register.frozen) == (7, False)
+    assert (register.state, register.frozen) == (7, False)
 
     def body(dst: Any, x: Any) -> None:
         first = nisa.memset(dst, 0.0)

@@ -92,7 +92,7 @@ def test_the_state_of_a_failed_launch_does_not_leak_into_the_next() -> None:
 def test_deprecated_loops_still_run_and_can_be_reported() -> None:
     @nki.jit
     def kernel() -> Any:
-        dynamic = [int(i) for i in nl.dynamic_range(1, nisa.register_alloc(6), 2)]
+        dynamic = [i.state for i in nl.dynamic_range(1, nisa.register_alloc(6), 2)]
         return dynamic, list(nl.affine_range(3)), list(nl.sequential_range(1, 3))
 
     assert kernel() == ([1, 3, 5], [0, 1, 2], [1, 2])

@@ -22,7 +22,7 @@ def test_fori_loop_counts_with_run_time_bounds_and_a_step() -> None:
         tile = nl.load(bounds)
         nisa.register_load(low, tile[0:1, 0:1])
         nisa.register_load(high, tile[0:1, 1:2])
-        nl.fori_loop(low, high, lambda i: seen.append(int(i)), step=3)
+        nl.fori_loop(low, high, lambda i: seen.append(i.state), step=3)
 
     kernel(np.array([[2, 12]], np.int32))
     assert seen == [2, 5, 8, 11]
@@ -51,7 +51,7 @@ def test_while_loop_runs_until_its_register_is_zero() -> None:
         nisa.register_load(condition, count)
 
         def body(r: Any) -> Any:
-            seen.append(int(r))
+            seen.append(r.state)
             nisa.tensor_tensor(count, count, one, nl.subtract)
             nisa.register_load(r, count)
             return r
@@ -70,7 +70,8 @@ def test_registers_move_store_and_wrap_to_32_bits() -> None:
         a, b = nisa.register_alloc(7), nisa.register_alloc()
         nisa.register_move(b, a)
         nisa.register_store(out[:, 0], b)
-        nisa.register_store(out[:, 1], a + 5)
+        nisa.register_move(b, 12)
+        nisa.register_store(out[:, 1], b)
         nisa.register_move(a, 2**31)
         nisa.register_store(out[:, 2], a)
         return out

@@ -158,13 +158,13 @@ def moved_to(x: nl.NkiTensor, row: nl.NkiTensor) -> nl.NkiTensor:
     register = nisa.register_alloc()
     nisa.register_load(register, number)
     nisa.dma_copy(
-        dst=out.ap([[128, 128], [1, 128]], scalar_offset=register + 1, indirect_dim=0), src=rows
+        dst=out.ap([[128, 128], [1, 128]], scalar_offset=register, indirect_dim=0), src=rows
     )
     return out
 
 
 def test_a_run_time_address_meets_what_lies_there_and_waits_for_its_register() -> None:
-    launch = traced(moved_to, ROWS, np.array([[1]], np.int32))
+    launch = traced(moved_to, ROWS, np.array([[2]], np.int32))
     last = len(launch.records) - 1
     edges = hazards(launch.records)[last]
     assert {e.producer for e in edges if e.hazard == "WAW"} == {3}

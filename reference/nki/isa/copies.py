@@ -80,7 +80,8 @@ def memset(
 ) -> NkiInstruction:
     """Fill dst with a constant; integer tiles take integers."""
     me = "nisa.memset"
-    key = (signature(dst), type(value), not value, engine, "memset")
+    clears = isinstance(value, (int, float, np.number)) and not value
+    key = (signature(dst), type(value), clears, engine, "memset")
     chosen = _copies.get(key)
     if chosen is None:
         chosen = _copies[key] = _plan_memset(me, dst, value, engine)

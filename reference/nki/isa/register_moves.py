@@ -12,7 +12,7 @@ from ..dtypes import INTEGERS, cast
 from ..errors import NkiValidationError
 from ..records import Access
 from ..regions import HBM, SBUF
-from ..registers import VirtualRegister
+from ..registers import VirtualRegister, integer
 from ..tensor import NkiTensor
 from .enums import nc_version
 from .execute import account, handed_over, put, raw
@@ -22,18 +22,19 @@ _REGIONS: Final = HBM | {SBUF}
 
 def register_alloc(x: int | None = None) -> VirtualRegister:
     """A 32-bit register, uninitialised or holding the integer x."""
-    if x is not None and not isinstance(x, SupportsIndex):
+    given: Any = x
+    if x is not None and (isinstance(given, VirtualRegister) or not isinstance(x, SupportsIndex)):
         raise NkiValidationError(
             f"nisa.register_alloc: x is {type(x).__name__}; allowed: None or an integer "
             "(load a tensor element with nisa.register_load)"
         )
-    return VirtualRegister(None if x is None else x.__index__())
+    return VirtualRegister(None if x is None else _fits("nisa.register_alloc", x.__index__()))
 
 
-def register_move(dst: VirtualRegister, src: SupportsIndex) -> None:
+def register_move(dst: VirtualRegister, src: VirtualRegister | int) -> None:
     """Store dst = src, an integer or a register."""
     me = "nisa.register_move"
-    _register(me, "dst", dst).set(src.__index__(), me)
+    _register(me, "dst", dst).set(_fits(me, integer(f"{me}: src", src)), me)
     _record("register_move", (dst,), (src,))
 
 
@@ -45,11 +46,11 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
     _record("register_load", (dst,), (src,))
 
 
-def register_store(dst: NkiTensor, src: SupportsIndex) -> None:
+def register_store(dst: NkiTensor, src: VirtualRegister) -> None:
     """The one element of dst = src."""
     me = "nisa.register_store"
     _element(me, "dst", dst)
-    value = np.full(dst.v.layout.shape, src.__index__(), np.int64)
+    value = np.full(dst.v.layout.shape, _register(me, "src", src).value, np.int64)
     put(dst, value if dst.dtype in INTEGERS else cast(value, dst.dtype), me)
     _record("register_store", (dst,), (src,))
 
@@ -60,6 +61,15 @@ def _register(me: str, operand: str, x: Any) -> VirtualRegister:
             f"{me}: operand {operand} is {type(x).__name__}; allowed: a register"
         )
     return x
+
+
+def _fits(me: str, value: int) -> int:
+    """An immediate of 32 bits, signed or not."""
+    if not -(2**31) <= value < 2**32:
+        raise NkiValidationError(
+            f"{me}: the integer {value} does not fit a 32-bit register; allowed: -2**31..2**32-1"
+        )
+    return value
 
 
 def _element(me: str, operand: str, t: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..dtypes import Array, cast
 from ..errors import NkiValidationError
 from ..language.binary import equal
 from ..ops import NAMES
+from ..registers import VirtualRegister, integer
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction
@@ -60,7 +61,7 @@ def _affine(pairs: tuple[tuple[int, int], ...], partitions: int, channel_multipl
 def iota(
     dst: NkiTensor,
     pattern: Sequence[Sequence[int]],
-    offset: SupportsIndex = 0,
+    offset: VirtualRegister | int = 0,
     channel_multiplier: int = 0,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -69,7 +70,9 @@ def iota(
     out = check_tile(me, "dst", dst, regions=SBUF_ONLY, why="GpSimd reaches SBUF only")
     check_destination(me, dst)
     pairs = _pattern(me, pattern, out.free)
-    values = _affine(pairs, out.partitions, int(channel_multiplier)) + np.int32(offset.__index__())
+    values = _affine(pairs, out.partitions, int(channel_multiplier)) + np.int32(
+        integer(f"{me}: offset", offset)
+    )
     put(dst, values.reshape(out.shape), me)
     return finish("gpsimd", "iota", (dst,), ())
 
@@ -84,7 +87,7 @@ def affine_select(
     on_true_tile: NkiTensor,
     on_false_value: float,
     cmp_op: Any = equal,
-    offset: SupportsIndex = 0,
+    offset: VirtualRegister | int = 0,
     name: str | None = None,
 ) -> NkiInstruction:
     """Store dst = on_true_tile where cmp_op(affine value, 0), else on_false_value."""
@@ -105,7 +108,7 @@ def affine_select(
         raise NkiValidationError(f"{me}: on_false_value is {on_false_value!r}; allowed: a number")
     layout = dst.v.layout
     values = _affine(pairs, layout.partitions, int(channel_multiplier))
-    keep = compare(values, -offset.__index__()).reshape(layout.shape)
+    keep = compare(values, -integer(f"{me}: offset", offset)).reshape(layout.shape)
     other: Any = np.asarray(on_false_value, np.float32)
     if on_true_tile.v.layout.dtype == layout.dtype:
         x = raw(on_true_tile, me, "on_true_tile", keep).reshape(layout.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from math import prod
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ..regions import (
     SHARED_HBM,
     MemoryRegion,
 )
+from ..registers import VirtualRegister
 from ..storage import Storage
 from ..tensor import NkiTensor, handle
 
@@ -60,7 +61,7 @@ class ndarray(NkiTensor, metaclass=_NdarrayMeta):  # noqa: N801  # NKI's name
         """Never runs: the metaclass allocates. It tells type checkers the parameters."""
 
 
-def ds(start: SupportsIndex, size: SupportsIndex) -> DynamicSlice:
+def ds(start: VirtualRegister | int, size: int) -> DynamicSlice:
     """Index of `size` elements from `start`, an int or a register."""
     return DynamicSlice(start, size)
 
@@ -78,7 +79,10 @@ def _allocate(
             return template.tile(name)
     dtype = dtype_name(dtype)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    sizes = tuple([n.__index__() for n in shape])
+    try:
+        sizes = tuple([n.__index__() for n in shape])
+    except AttributeError as error:
+        raise NkiValidationError(f"nl.ndarray: shape {shape}; allowed: integers") from error
     if not sizes or min(sizes) < 1:
         raise NkiValidationError(f"nl.ndarray: shape {shape}; allowed: sizes of at least 1")
     if not isinstance(buffer, MemoryRegion):
