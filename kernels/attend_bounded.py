@@ -44,14 +44,14 @@ def attend_first_blocks(
     for work in beside:
         work.prepare()
     chunk.load_rest()
-    rows.clear_from(num_blocks)
     # With many blocks what they need comes first: DVE has time for the prior later.
     rows.beside = [[chunk]]
+    later: list[Any] = []
     for work in others:
         if rows.num_blocks > MANY_BLOCKS:
             rows.beside[0].append(work)
         else:
-            rows.beside.append([work])
+            later.append([work])
     if result is not None:
         rows.result = result
         rows.beside[0].append(result)
@@ -60,7 +60,12 @@ def attend_first_blocks(
         rows.beside.append([work])
     for block in range(num_blocks):
         chunk.finish_upto(block)
+        # The gathers are on their way: PE must not wait for them in its first steps.
+        if block == min(1, num_blocks - 1):
+            for queue in later:
+                rows.beside.append(queue)
         rows.attend_chunk(chunk.chunk.keys, chunk.chunk.values, block, False)
+    rows.clear_from(num_blocks)
     rows.drain()
     chunk.finish_upto(rows.num_blocks - 1)
     for work in others:
@@ -158,15 +163,18 @@ def write_flag(
     condition: Condition,  # whether the share was computed
 ) -> nl.NkiTensor:
     """[1, 1] int32: whether a share failed its check."""
-    flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=flag, value=0, engine=nisa.engine.gpsimd)
+    own = flags[:, share.first_head : share.first_head + 1]
+    flag = own
+    if share.may_be_padding:
+        flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.memset(dst=flag, value=0, engine=nisa.engine.gpsimd)
 
     def write(i: nisa.VirtualRegister | int) -> None:
         result.write_flag(rows, flag)
 
     condition.run(write)
-    own = flags[:, share.first_head : share.first_head + 1]
-    nisa.tensor_tensor(dst=own, data1=own, data2=flag, op=nl.maximum)
+    if share.may_be_padding:
+        nisa.tensor_tensor(dst=own, data1=own, data2=flag, op=nl.maximum)
     return flag
 
 

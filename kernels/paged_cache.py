@@ -122,17 +122,28 @@ class PagedSegments(nl.NKIObject):
         alignment: int,  # tokens; the walk begins at a multiple of it
     ) -> Walk:
         """Begin at or before position `oldest` (None or negative: at the first token)."""
+        walk = self.new_walk(counts)
+        if oldest is not None:
+            walk.start = nisa.register_alloc(0)
+            _, token = aligned_down(oldest, alignment)
+            load_tokens(walk.start, token)
+            self.skip_to(walk, oldest, alignment)
+        return walk
+
+    def new_walk(self, counts: nl.NkiTensor) -> Walk:
+        """Begin at the first token; counts [128, n] fp32, consumed by partial segments."""
         first_block = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-        if oldest is None:
-            nisa.memset(dst=first_block, value=0, engine=nisa.engine.gpsimd)
-            return Walk(0, first_block, counts)
-        index, token = aligned_down(oldest, alignment)
-        nisa.tensor_scalar(dst=counts, data=counts, op0=nl.subtract, operand0=token)
+        nisa.memset(dst=first_block, value=0, engine=nisa.engine.gpsimd)
+        return Walk(0, first_block, counts)
+
+    def skip_to(self, walk: Walk, position: nl.NkiTensor, alignment: int) -> None:
+        """Begin at or before a position [128, 1] fp32 instead, at a multiple of `alignment`."""
+        index, token = aligned_down(position, alignment)
+        nisa.tensor_scalar(dst=walk.counts, data=walk.counts, op0=nl.subtract, operand0=token)
         nisa.tensor_scalar(
-            dst=first_block, data=index[0:1, :], op0=nl.multiply,
+            dst=walk.first_block, data=index[0:1, :], op0=nl.multiply,
             operand0=float(alignment // self.block_size),
         )  # fmt: skip
-        return Walk(token_register(token), first_block, counts)
 
     def fetch_blocks(
         self,
@@ -321,18 +332,11 @@ def aligned_down(
     return index, token
 
 
-def token_register(
-    token: nl.NkiTensor,  # [128, 1] fp32
-    flag: nl.NkiTensor | None = None,  # [1, 1] int32
-) -> nisa.VirtualRegister:
-    """A whole fp32 number in a register, for loop bounds; 0 where the flag is 0."""
+def load_tokens(register: nisa.VirtualRegister, token: nl.NkiTensor) -> None:
+    """A whole number [128, 1] fp32 into a register, for loop bounds."""
     number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=number, src=token[0:1, :])
-    if flag is not None:
-        nisa.tensor_tensor(dst=number, data1=number, data2=flag, op=nl.multiply)
-    register = nisa.register_alloc()
     nisa.register_load(register, number)
-    return register
 
 
 def integer_multiple(numbers: nl.NkiTensor, factor: int) -> nl.NkiTensor:

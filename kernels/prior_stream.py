@@ -13,7 +13,7 @@ from .backend import nisa, nl
 from .bounded import LAG, BoundedRows, values_with_ones
 from .exact_rows import ExactRows
 from .loading import RowTiles
-from .paged_cache import PagedSegments, Walk, aligned_down, token_register
+from .paged_cache import PagedSegments, Walk, aligned_down, load_tokens
 from .softmax import MASKED, ScoreScale
 from .tile_schedule import PARTITIONS
 
@@ -234,7 +234,7 @@ class WholeSegments(nl.NKIObject):
     ) -> None:
         self.rows = rows
         self.prior = prior
-        walk = prior.walk(prior_count, None, prior.segment_size)
+        walk = prior.new_walk(prior_count)
         self.segments = [
             PreparedSegment(rows, prior, walk, kv_head, False),
             PreparedSegment(rows, prior, walk, kv_head, False),
@@ -291,12 +291,9 @@ class TailSegments(nl.NKIObject):
     ) -> None:
         self.rows = rows
         self.prior = prior
-        counts = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=counts, src=prior_count.ap([[1, PARTITIONS], [0, 2]]))
-        if whole_size is None:
-            self.walk = prior.walk(counts, None, prior.segment_size)
-        else:
-            self.walk = prior.walk(counts, prior_count, whole_size)
+        self.prior_count = prior_count
+        self.whole_size = whole_size
+        self.walk = prior.new_walk(nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf))
         self.segments = [PreparedSegment(rows, prior, self.walk, kv_head, True)]
         following = self.segments[0]
         if prior.key_columns is not None:
@@ -306,6 +303,12 @@ class TailSegments(nl.NKIObject):
         self.mask: nl.NkiTensor | None = None
         if following.mask is not None:
             self.mask = nl.ndarray(following.mask.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+
+    def begin(self) -> None:
+        """Put the walk where the whole segments end."""
+        nisa.tensor_copy(dst=self.walk.counts, src=self.prior_count)
+        if self.whole_size is not None:
+            self.prior.skip_to(self.walk, self.prior_count, self.whole_size)
 
     def attend(
         self, start: nisa.VirtualRegister | int, end: nisa.VirtualRegister, scale: ScoreScale
@@ -338,22 +341,24 @@ class PriorStream(nl.NKIObject):
         tail: PagedSegments,
         prior_count: nl.NkiTensor,  # [128, 1] fp32
         kv_head: int,
-        flag: nl.NkiTensor | None,  # [1, 1] int32: 0 leaves all segments out
     ) -> None:
-        self.flag = flag
         self.zero = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.zero, value=0.0, engine=nisa.engine.gpsimd)
-        self.rows = rows
         self.prior_count = prior_count
-        self.tail_segments = tail
-        self.kv_head = kv_head
         self.whole: WholeSegments | None = None
-        self.tail: TailSegments | None = None
         # Those that are prepared before the first one is computed.
         self.first_segments: list[PreparedSegment] = []
+        # Loop bounds in tokens: nothing is done where they are not loaded.
+        self.pairs_end = nisa.register_alloc(0)
+        self.whole_end = nisa.register_alloc(0)
+        self.end = nisa.register_alloc(0)
+        whole_size = None
         if whole is not None:
             self.whole = WholeSegments(rows, whole, prior_count, kv_head)
             self.first_segments.append(self.whole.segments[0])
+            whole_size = whole.segment_size
+        self.tail = TailSegments(rows, tail, prior_count, whole_size, kv_head)
+        self.first_segments.append(self.tail.segments[0])
 
     def begin(self) -> None:
         """Read the table of the first segment and clear its staging tiles."""
@@ -370,40 +375,29 @@ class PriorStream(nl.NKIObject):
 
     def load_bounds(self) -> None:
         """Loop bounds in registers, and where the tail begins."""
-        whole_size = None
         if self.whole is not None:
             whole_size = self.whole.prior.segment_size
             _, pairs = aligned_down(self.prior_count, 2 * whole_size)
-            self.pairs_end = token_register(pairs, self.flag)
+            load_tokens(self.pairs_end, pairs)
             _, whole = aligned_down(self.prior_count, whole_size)
-            self.whole_end = token_register(whole, self.flag)
-        self.tail = TailSegments(
-            self.rows, self.tail_segments, self.prior_count, whole_size, self.kv_head
-        )
-        self.end = token_register(self.prior_count, self.flag)
+            load_tokens(self.whole_end, whole)
+        self.tail.begin()
+        load_tokens(self.end, self.prior_count)
 
     def fetch_others(self) -> None:
         """Start the gathers of the tail's first segment and of the second whole one."""
-        if self.tail is None:
-            self.load_bounds()
-        tail = self.tail
-        assert tail is not None, "load_bounds sets it"
-        following = tail.segments[0]
+        self.load_bounds()
+        following = self.tail.segments[0]
         following.clear(nisa.engine.gpsimd, nisa.engine.gpsimd, self.zero)
         following.fetch()
-        self.first_segments.append(following)
         if self.whole is not None:
             self.whole.segments[1].fetch()
 
     def attend(self, scale: ScoreScale) -> None:
         """Every block over all segments."""
-        tail = self.tail
-        assert tail is not None, "fetch_others comes first"
-        start: nisa.VirtualRegister | int = 0
         if self.whole is not None:
-            start = self.whole_end
             self.whole.attend(self.pairs_end, self.whole_end, scale)
-        tail.attend(start, self.end, scale)
+        self.tail.attend(self.whole_end, self.end, scale)
 
 
 def clear(words: nl.NkiTensor, engine: nisa.engine, zero: nl.NkiTensor) -> None:

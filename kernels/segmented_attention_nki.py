@@ -151,8 +151,6 @@ def attend_share(
     if value_scale is None:
         num_first = blocks_before_prior(rows)
     result = BoundedResult(rows, out, tile_valid, sinks, value_scale)
-    if condition.flag is not None:
-        prior.load_bounds()
 
     def first(i: nisa.VirtualRegister | int) -> None:
         chunk.begin()
@@ -255,7 +253,7 @@ def segmented_attention_kernel(
         fallback = is_real
         if softmax != "exact":
             bounded = BoundedRows(share, d, q.dtype, scale)
-            stream = PriorStream(bounded, whole, tail, prior_count, kv_head, is_real.flag)
+            stream = PriorStream(bounded, whole, tail, prior_count, kv_head)
             result = attend_share(
                 bounded, stream, q, chunks[len(chunks) - 1], own_valid, own_factor, own_sinks,
                 prior_scale, is_real, out, beside,
@@ -274,7 +272,7 @@ def segmented_attention_kernel(
             if len(long_segments) > 0:
                 longest_segment = long_segments[0]
             rows = ExactRows(share, d, q.dtype, scale)
-            stream = PriorStream(rows, longest_segment, tail, prior_count, kv_head, fallback.flag)
+            stream = PriorStream(rows, longest_segment, tail, prior_count, kv_head)
             attend_share(
                 rows, stream, q, chunks[len(chunks) - 1], own_valid, own_factor, own_sinks,
                 prior_scale, fallback, out, beside,
