@@ -13,6 +13,9 @@ BENCHMARKS = {
         "benchmarks.kernels.attention_cte:main",
         "AWS's public prefill kernel beside ours, both modelled",
     ),
+    "footprint": Command(
+        "benchmarks.kernels.footprint:main", "SBUF bytes and program length over supported shapes"
+    ),
     "microbenchmarks": Command(
         "benchmarks.microbenchmarks.command:main", "open constants of the cost model, on a device"
     ),

@@ -54,6 +54,7 @@ from .validation import (
     check_softmax,
     check_window,
     check_writable_caches,
+    check_written_rows,
     device_fp8,
     used_blocks,
 )
@@ -261,13 +262,15 @@ def write_kv_cache(
 ) -> tuple[Any, Any]:
     """Store row t of k and v [KV, T, d] in slot slot_mapping[t]; -1 is not written.
 
-    caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32, T >= 1. Returns the caches.
+    caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32. T is at least 1,
+    T * (KV + 4) at most 350,000, KV * d at most 16,384. Returns the caches.
     """
     kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     k_, v_, slots = map(kind.read, (k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
     check_shape("k", k_, (None, None, None))
     check_shape("v", v_, k_.shape)
+    check_written_rows(k_)
     check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)
     check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     check_writable_caches(k_rows, v_rows)

@@ -25,6 +25,12 @@ CHUNK_BYTES = 4 << 20
 """Most bytes of a head's keys in a chunk, which stay in SBUF: S = 8192 with 128 fp32 features."""
 BOUNDED_CHUNK_BYTES = 2 << 20
 """The same with softmax="bounded"."""
+MOST_WRITTEN_ROWS = 350_000
+"""Most tokens times (KV heads + 4) of write_kv_cache: its program then has below 20,000
+instructions, at most 7 * KV + 28 for a tile of 128 tokens (fp8, pre-transposed, d = 256).
+"""
+WIDEST_TOKEN = 16384
+"""Most elements of a token's K in all heads: with scales SBUF holds 128 tokens in three forms."""
 SMALLEST_SCALE = 1e-6
 SOFTMAX_SCALES = (1e-12, 1e6)
 """Beyond them the scale times softmax.FLOOR, or a sink divided by it, leaves fp32."""
@@ -113,6 +119,22 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
     most = CHUNK_BYTES // (q.shape[2] * q.dtype.itemsize)
     if q.shape[1] % PARTITIONS or q.shape[1] > most:
         raise ValueError(f"q: S={q.shape[1]} must be a multiple of {PARTITIONS} up to {most}")
+
+
+def check_written_rows(k: Array) -> None:
+    """The rows k [KV, T, d] of one cache write fit a program and SBUF."""
+    num_kv_heads, num_tokens, head_dim = k.shape
+    if num_kv_heads * head_dim > WIDEST_TOKEN:
+        raise ValueError(
+            f"k: {num_kv_heads} KV heads of head_dim={head_dim} must have at most {WIDEST_TOKEN} "
+            "elements together"
+        )
+    most = MOST_WRITTEN_ROWS // (num_kv_heads + 4)
+    if num_tokens > most:
+        raise ValueError(
+            f"k: T={num_tokens} must be at most {most} for {num_kv_heads} KV heads: store longer "
+            "chunks in several calls"
+        )
 
 
 def check_integer(name: str, value: SupportsIndex) -> int:

@@ -131,7 +131,11 @@ def check_capacity(region: MemoryRegion, uses: Sequence[Use]) -> None:
     used = [use for use in uses if use.first >= 0]
     psum = region is PSUM
     limit = PSUM_PARTITION_BYTES if psum else SBUF_USABLE_BYTES
-    full = _fullest_banks(used) if psum else _fullest_bytes(used)
+    if psum:
+        full = _fullest_banks(used)
+    else:
+        most, at = fullest_moment(used)
+        full = at if most > SBUF_USABLE_BYTES else -1
     if full < 0:
         return
     tiles = [use for use in used if use.first <= full <= use.last]
@@ -151,8 +155,8 @@ def check_capacity(region: MemoryRegion, uses: Sequence[Use]) -> None:
     )
 
 
-def _fullest_bytes(used: Sequence[Use]) -> int:
-    """The instruction at which most bytes are live, -1 if they fit the usable SBUF."""
+def fullest_moment(used: Sequence[Use]) -> tuple[int, int]:
+    """Most bytes per partition that are live at once, and at which instruction first."""
     events = sorted(
         [(use.first, 1, use.nbytes) for use in used] + [(use.last, 2, -use.nbytes) for use in used]
     )
@@ -162,7 +166,7 @@ def _fullest_bytes(used: Sequence[Use]) -> int:
         live += nbytes
         if live > peak:
             peak, full = live, at
-    return full if peak > SBUF_USABLE_BYTES else -1
+    return peak, full
 
 
 def _fullest_banks(used: Sequence[Use]) -> int:

@@ -7,7 +7,9 @@ import pytest
 
 from segattn.benchmarks.command import main
 from segattn.benchmarks.kernels.attention_cte import (
+    Comparison,
     comparison_rows,
+    comparison_table,
     dense_ms,
     dense_sample_ms,
     load_kernel,
@@ -51,11 +53,11 @@ def test_the_peer_gets_the_shape_of_the_workload_and_is_modelled_at_both_transpo
     assert calls == [
         {"q": (2, 128, 128), "k": (1, 128, 128), "prior": (1, 256, 128), "causal": True}
     ]
-    assert set(times.us) == {"base", "tp50", "ideal"}
+    assert set(times.us) == {"base", "tp50", "ideal", "derated"}
     # 32 KiB at 36 and at 50 % of 368 B/ns.
     gained = 32768 / 368 * (1 / 0.36 - 1 / 0.5) / 1e3
     assert times.us["base"] - times.us["tp50"] == pytest.approx(gained)
-    assert times.num_instructions == 3
+    assert times.us["derated"] > times.us["base"]
 
 
 def test_the_published_shape_runs_dense_on_two_cores() -> None:
@@ -73,6 +75,21 @@ def test_the_published_shape_is_linear_in_heads_and_sections() -> None:
     ms = dense_sample_ms(stand_in, 6, 128, 1024, section=256, columns=("base",))
     assert [call["k"] for call in calls] == [(1, 512, 128), (1, 768, 128)]
     assert ms["base"] == pytest.approx(3 * whole / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "base", "tp50", "holds"),
+    [(4, 221, 181, True), (4, 219, 181, False), (4, 221, 179, False), (1, 100, 100, True)],
+)
+def test_rows_of_four_heads_must_gain(heads: int, base: float, tp50: float, holds: bool) -> None:
+    theirs = {"base": base, "tp50": tp50, "ideal": 90.0, "derated": 300.0}
+    row = Comparison(Prefill(512, 512, heads), {"base": 100.0, "derated": 150.0}, theirs)
+    assert row.holds() == holds
+    cells = [next(iter(column.cells)) for column in comparison_table([row]).columns]
+    assert cells[1:] == [
+        *("100.0", f"{base:.1f}", f"{tp50:.1f}", "90.0", "150.0", "300.0"),
+        *(f"{base / 100:.2f}x", f"{tp50 / 100:.2f}x", "2.00x"),
+    ]
 
 
 def test_rows_are_the_prefill_targets_that_the_peer_supports() -> None:

@@ -220,6 +220,16 @@ def test_a_chunk_that_exceeds_the_memory_on_chip_is_refused() -> None:
         kernels.segmented_attention(q, q, q, cache, cache, ints(0), 0, 1)
 
 
+def test_a_cache_write_beyond_one_program_is_refused() -> None:
+    cache = zeros(BLOCKS, 1, BLOCK, D)
+    rows = zeros(1, 70001, D)
+    with pytest.raises(ValueError, match="k: T=70001 must be at most 70000 for 1 KV heads"):
+        kernels.write_kv_cache(rows, rows, cache, cache, np.full(70001, -1, np.int32))
+    wide, cache = zeros(257, 1, D), zeros(BLOCKS, 257, BLOCK, D)
+    with pytest.raises(ValueError, match="k: 257 KV heads of head_dim=64 must have at most 16384"):
+        kernels.write_kv_cache(wide, wide, cache, cache, ints(-1))
+
+
 def test_a_prefill_length_that_is_no_multiple_of_128_is_refused() -> None:
     call = prefill()
     for name in ("q", "k", "v"):
