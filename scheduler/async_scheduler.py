@@ -17,7 +17,7 @@ class AsyncScheduler(Scheduler):
         super()._advance(step)
         drafts = step.spec_token_ids
         changed: list[tuple[Request, int, list[int]]] = []
-        self._transaction.record(_restore_placeholders, changed)
+        self._transaction.record((_restore_placeholders, changed))
         for request in step.running + step.admitted:
             if request.is_prefill_chunk:
                 continue

@@ -51,13 +51,10 @@ class BlockPool:
         if num_blocks > self.num_free_blocks:
             raise ValueError(f"num_blocks={num_blocks}: only {self.num_free_blocks} are free")
         following, ref_counts = self._next, self.ref_counts
-        blocks = []
         block = NULL_BLOCK_ID
-        for _ in range(num_blocks):
-            block = following[block]
-            blocks.append(block)
+        blocks = [block := following[block] for _ in range(num_blocks)]
         after = following[block]
-        self._transaction.record(self._undo_take, blocks, after, self.num_free_blocks)
+        self._transaction.record((self._undo_take, blocks, after, self.num_free_blocks))
         following[NULL_BLOCK_ID] = after
         self._previous[after] = NULL_BLOCK_ID
         self.num_free_blocks -= num_blocks
@@ -75,7 +72,7 @@ class BlockPool:
         ref_counts = self.ref_counts
         counts = self.ref_counts_of(blocks)
         unlinked: list[tuple[int, int, int]] = []
-        self._transaction.record(self._undo_share, blocks, counts, unlinked, self.num_free_blocks)
+        self._transaction.record((self._undo_share, blocks, counts, unlinked, self.num_free_blocks))
         for block, count in zip(blocks, counts, strict=True):
             ref_counts[block] = count + 1
         if 0 not in counts:
@@ -89,31 +86,30 @@ class BlockPool:
                 previous[after] = before
         self.num_free_blocks -= len(unlinked)
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], num_cached: int) -> None:
         """Take an owner from each of a request's `blocks`, given in the order of its tokens.
 
-        Those without another owner become free: uncached ones at the head of the free list, cached
-        ones at its tail. The request's last block comes first in either case, since a prefix serves
-        more requests the shorter it is.
+        The first `num_cached` are cached; the others are not, and have no other owner. Those
+        without an owner become free: uncached ones at the head of the free list, cached ones at its
+        tail. The request's last block comes first in either case, since a prefix serves more
+        requests the shorter it is.
         """
         ref_counts = self.ref_counts
         counts = self.ref_counts_of(blocks)
         head, tail = self._next[NULL_BLOCK_ID], self._previous[NULL_BLOCK_ID]
         self._transaction.record(
-            self._undo_release, blocks, counts, head, tail, self.num_free_blocks
+            (self._undo_release, blocks, counts, head, tail, self.num_free_blocks)
         )
-        uncached: list[int] = []
-        cached: list[int] = []
-        block_hash = None if self._prefix_cache is None else self._prefix_cache.block_hash
-        for block, count in zip(reversed(blocks), reversed(counts), strict=True):
+        for block, count in zip(blocks, counts, strict=True):
             ref_counts[block] = count - 1
-            if count == 1:
-                is_cached = block_hash is not None and block_hash[block] is not None
-                (cached if is_cached else uncached).append(block)
+        uncached = blocks[num_cached:]
+        cached = blocks[:num_cached]
+        if counts.count(1) < len(counts):
+            cached = [block for block, count in zip(cached, counts, strict=False) if count == 1]
         if uncached:
-            self._chain(NULL_BLOCK_ID, uncached, head)
+            self._chain(NULL_BLOCK_ID, uncached[::-1], head)
         if cached:
-            self._chain(self._previous[NULL_BLOCK_ID], cached, NULL_BLOCK_ID)
+            self._chain(self._previous[NULL_BLOCK_ID], cached[::-1], NULL_BLOCK_ID)
         self.num_free_blocks += len(uncached) + len(cached)
 
     def ref_counts_of(self, blocks: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ..reference.paging import NULL_BLOCK_ID
 from .errors import IntegrityError
 from .kv_cache_manager import KVCacheManager
+from .prefix_digests import PrefixDigests, pack_tokens
 from .request import Request, RequestStatus
 from .request_pool import RequestPool
 
@@ -139,25 +140,37 @@ def _walk(manager: KVCacheManager) -> Iterator[int]:
 def _check_prefix_cache(manager: KVCacheManager, requests: list[Request]) -> None:
     cache = manager.prefix_cache
     assert cache is not None
-    cached = {block: digest for block, digest in enumerate(cache.block_hash) if digest is not None}
+    block_hash, found = cache.block_hash, cache.blocks_by_digest()
+    cached = {block: digest for block, digest in enumerate(block_hash) if digest is not None}
     _require(NULL_BLOCK_ID not in cached, "the null block is not cached", cached)
-    found = Counter(block for digest in cache.digests() for block in cache.blocks_of(digest))
+    for digest, prefix in cache.unhashed_prefixes().items():
+        _require(
+            bool(prefix.unhashed)
+            and prefix.packed is not None
+            and prefix.digests == [digest]
+            and all(block_hash[block] == digest for block in prefix.unhashed),
+            "an unhashed block is filed under the first digest of its prefix",
+            f"{prefix.unhashed}",
+        )
+    digest_of = {block: digest for digest, blocks in found.items() for block in blocks}
+    unhashed = {block for prefix in cache.unhashed_prefixes().values() for block in prefix.unhashed}
     _require(
-        found == Counter(cached.keys())
-        and all(block in cache.blocks_of(digest) for block, digest in cached.items()),
+        Counter(block for blocks in found.values() for block in blocks) == Counter(cached.keys())
+        and all(digest_of[block] == cached[block] for block in cached.keys() - unhashed),
         "a cached block is found under its digest and no other",
-        f"cached {sorted(cached)}, found {sorted(found.elements())}",
+        f"cached {sorted(cached)}, found {found}",
     )
     for request in requests:
+        tokens = pack_tokens(request.all_token_ids)
+        digests = PrefixDigests(manager.block_size, request.cache_salt, tokens).all_digests()
         _require(
-            len(request.block_hashes) == request.num_tokens // manager.block_size,
-            "full blocks of known tokens are hashed",
-            f"{request} with {len(request.block_hashes)} digests",
+            request.prefix is not None and request.prefix.all_digests() == digests,
+            "a request has the digests of its full blocks",
+            request,
         )
         table = request.block_ids[: request.num_cached_blocks]
         _require(
-            [cached.get(block) for block in table]
-            == request.block_hashes[: request.num_cached_blocks],
+            [digest_of.get(block) for block in table] == digests[: request.num_cached_blocks],
             "a request's cached blocks carry its digests",
             f"{request} with {table}",
         )

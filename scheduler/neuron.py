@@ -84,7 +84,7 @@ class NeuronRules(AdmissionControl):
     def _record_undo(self, undo: Callable[..., object], *args: object) -> None:
         """Let the transaction take back the change that follows, if the policy says so."""
         if self.neuron_policy.restore_on_error:
-            self._transaction.record(undo, *args)
+            self._transaction.record((undo, *args))
 
     def _notes(self) -> dict[str, object]:
         """What the layer keeps from step to step besides the queues."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from .output import FinishReason
-from .prefix_cache import PrefixHasher
+from .prefix_digests import PrefixDigests
 
 
 class RequestStatus(IntEnum):
@@ -56,7 +56,6 @@ class Request:
     __slots__ = (
         "arrival_time",
         "async_tokens_to_discard",
-        "block_hashes",
         "block_ids",
         "blocks_due_at",
         "cache_salt",
@@ -74,7 +73,7 @@ class Request:
         "num_prompt_tokens",
         "num_tokens",
         "output_token_ids",
-        "prefix_hasher",
+        "prefix",
         "priority",
         "prompt_token_ids",
         "request_id",
@@ -140,8 +139,7 @@ class Request:
 
         # KV cache, written by KVCacheManager alone.
         self.block_ids: list[int] = []
-        self.block_hashes: list[bytes] = []
-        self.prefix_hasher: PrefixHasher | None = None
+        self.prefix: PrefixDigests | None = None
         self.num_cached_blocks = 0
         self.blocks_due_at = 0
 

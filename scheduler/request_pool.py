@@ -101,7 +101,7 @@ class RequestPool:
             if reset_running_requests:
                 self._record_running()
                 self._transaction.record(
-                    setattr, self, "_previously_scheduled", self._previously_scheduled
+                    (setattr, self, "_previously_scheduled", self._previously_scheduled)
                 )
                 # From the end, so that the queue starts with the running order.
                 while self.running:
@@ -126,13 +126,13 @@ class RequestPool:
         request.num_computed_tokens = 0
         request.spec_token_ids = []
         request.num_preemptions += 1
-        self._transaction.record(_take_back, self.waiting, request)
+        self._transaction.record((_take_back, self.waiting, request))
         self.waiting.prepend_request(request)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         """Finish a request and free its blocks; `_forget` takes it out of its queue."""
         self._record_request(request)
-        self._transaction.record(setattr, self, "finished_req_ids", self.finished_req_ids.copy())
+        self._transaction.record((setattr, self, "finished_req_ids", self.finished_req_ids.copy()))
         self.kv_cache_manager.free(request)
         request.status = status
         self.finished_req_ids.add(request.request_id)
@@ -142,7 +142,7 @@ class RequestPool:
         if not ended:
             return
         gone = set(ended)
-        self._transaction.record(self._remember, self.running, self.waiting, ended)
+        self._transaction.record((self._remember, self.running, self.waiting, ended))
         running = [request for request in self.running if request not in gone]
         waiting = self.waiting
         if len(self.running) - len(running) < len(gone):
@@ -165,20 +165,22 @@ class RequestPool:
     def _record_request(self, request: Request) -> None:
         """Let the transaction restore a request that is about to change, its tokens excepted."""
         self._transaction.record(
-            _restore_request,
-            request,
-            request.status,
-            request.stop_reason,
-            request.num_computed_tokens,
-            request.num_output_placeholders,
-            request.async_tokens_to_discard,
-            request.num_preemptions,
-            request.spec_token_ids,
+            (
+                _restore_request,
+                request,
+                request.status,
+                request.stop_reason,
+                request.num_computed_tokens,
+                request.num_output_placeholders,
+                request.async_tokens_to_discard,
+                request.num_preemptions,
+                request.spec_token_ids,
+            )
         )
 
     def _record_running(self) -> None:
         """Let the transaction restore the running list."""
-        self._transaction.record(self._restore_running, self.running, self.running.copy())
+        self._transaction.record((self._restore_running, self.running, self.running.copy()))
 
     def _restore_running(self, running: list[Request], requests: list[Request]) -> None:
         running[:] = requests

@@ -148,7 +148,7 @@ class Scheduler(StepUpdate):
         )
         if num_drafts > 0:
             step.spec_token_ids[request.request_id] = request.spec_token_ids[:num_drafts]
-        self._transaction.record(setattr, request, "spec_token_ids", request.spec_token_ids)
+        self._transaction.record((setattr, request, "spec_token_ids", request.spec_token_ids))
         request.spec_token_ids = []
 
     def _schedule_waiting(self, step: Step) -> None:
@@ -197,7 +197,7 @@ class Scheduler(StepUpdate):
         """Move the request whose turn it is to the running ones."""
         request = queue.peek_request()
         self._record_request(request)
-        self._transaction.record(_put_back, queue, request)
+        self._transaction.record((_put_back, queue, request))
         queue.pop_request()
         self.running.append(request)
         step.admitted.append(request)
@@ -224,7 +224,7 @@ class Scheduler(StepUpdate):
         """Count the scheduled tokens as computed."""
         requests = step.running + step.admitted if step.admitted else step.running
         advanced: list[tuple[Request, int, bool]] = []
-        self._transaction.record(_undo_advance, advanced)
+        self._transaction.record((_undo_advance, advanced))
         for request, num_new in zip(requests, step.num_scheduled_tokens.values(), strict=True):
             num_computed = request.num_computed_tokens
             advanced.append((request, num_computed, request.is_prefill_chunk))
@@ -235,14 +235,16 @@ class Scheduler(StepUpdate):
 
     def _record_step(self) -> None:
         self._transaction.record(
-            self._restore_step,
-            self.running,
-            self.running.copy(),
-            self.finished_req_ids,
-            self._previously_scheduled,
-            self._prefill_capacity_bound,
-            self.admission_stop,
-            self.admission_counts.copy(),
+            (
+                self._restore_step,
+                self.running,
+                self.running.copy(),
+                self.finished_req_ids,
+                self._previously_scheduled,
+                self._prefill_capacity_bound,
+                self.admission_stop,
+                self.admission_counts.copy(),
+            )
         )
 
     def _restore_step(

@@ -24,7 +24,7 @@ class StepUpdate(RequestPool):
         drafts = scheduler_output.scheduled_spec_decode_tokens
         touched: list[tuple[Request, int, int]] = []
         with self._transaction:
-            self._transaction.record(_restore_tokens, touched)
+            self._transaction.record((_restore_tokens, touched))
             for request_id, tokens in _sampled(scheduler_output, model_runner_output):
                 request = self.requests.get(request_id)
                 if request is None:

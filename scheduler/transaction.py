@@ -1,29 +1,30 @@
 """Undo log: what makes a scheduler call happen as a whole or not at all."""
 
-from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 
-class Transaction:
+class Transaction(list[tuple[Any, ...]]):
     """Records how to take back each change made inside `with transaction:`.
+
+    `record((undo, *args))` notes that `undo(*args)` takes back the change that is about to be made;
+    it is `append`, since a Python function around it would take several percent of a step.
 
     An exception that leaves the block undoes its changes, latest first, and goes on. Blocks nest:
     an inner one is a savepoint of the outer one. An undo is recorded before the change it belongs
     to and puts the old values back, so it is right whether or not the change was made.
     """
 
-    __slots__ = ("_savepoints", "_undo")
+    __slots__ = ("_savepoints",)
+
+    record = list.append
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+        super().__init__()
         self._savepoints: list[int] = []
 
-    def record(self, undo: Callable[..., object], *args: object) -> None:
-        """Note that `undo(*args)` takes back the change that is about to be made."""
-        self._undo.append((undo, args))
-
     def __enter__(self) -> None:
-        self._savepoints.append(len(self._undo))
+        self._savepoints.append(len(self))
 
     def __exit__(
         self,
@@ -33,8 +34,8 @@ class Transaction:
     ) -> None:
         savepoint = self._savepoints.pop()
         if exception_type is not None:
-            while len(self._undo) > savepoint:
-                undo, args = self._undo.pop()
+            while len(self) > savepoint:
+                undo, *args = self.pop()
                 undo(*args)
         elif not self._savepoints:
-            self._undo.clear()
+            self.clear()

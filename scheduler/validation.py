@@ -1,7 +1,7 @@
 """Requests that no scheduler takes."""
 
 from .errors import RequestError
-from .prefix_cache import pack_tokens
+from .prefix_digests import pack_tokens
 from .request import Request, RequestStatus
 
 

@@ -2,14 +2,11 @@
 
 from collections import deque
 from enum import Enum
-from hashlib import sha256
 from typing import Any
-
-HASH = type(sha256())
 
 
 class Cloner:
-    """Deep copies of graphs of lists, deques, dicts, sets, tuples, hashes and plain objects.
+    """Deep copies of graphs of lists, deques, dicts, sets, tuples, bytearrays and plain objects.
 
     Objects of the types `shared` are never changed and therefore not copied; an object that occurs
     twice is copied once. A sequence or dict holds either atoms (numbers, strings, enums, ...) or
@@ -29,7 +26,7 @@ class Cloner:
             return value
         if (known := memo.get(id(value))) is not None:
             return known
-        if kind is set or kind is HASH:
+        if kind is set or kind is bytearray:
             return value.copy()
         if kind is tuple:
             return tuple(self._copy(item, memo) for item in value)

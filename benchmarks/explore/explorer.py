@@ -208,9 +208,8 @@ def _blocks_key(world: World, scheduler: NeuronScheduler) -> tuple[Any, ...]:
     for block in [*free, *(block for table in tables for block in table)]:
         names.setdefault(block, len(names))
     content = sorted(
-        (digest, tuple(names[block] for block in cache.blocks_of(digest)))
-        for digest in {cache.block_hash[block] for block in names} - {None}
-        if digest is not None
+        (digest, tuple(names[block] for block in blocks))
+        for digest, blocks in cache.blocks_by_digest().items()
     )
     cached = tuple(request.num_cached_blocks for request in scheduler.requests.values())
     return (

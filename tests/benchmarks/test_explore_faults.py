@@ -41,15 +41,15 @@ def refuse(*_: object) -> Admission:
     return Admission.KV_BLOCKS
 
 
-def leak(self: BlockPool, blocks: list[int]) -> None:
+def leak(self: BlockPool, blocks: list[int], num_cached: int) -> None:
     """Gives back all blocks but one."""
-    RELEASE(self, blocks[1:])
+    RELEASE(self, blocks[1:], max(num_cached - 1, 0))
 
 
 def take_and_leave_free(self: BlockPool, num_blocks: int) -> list[int]:
     """Hands out the first free block and leaves it free."""
     blocks = TAKE(self, num_blocks)
-    RELEASE(self, blocks[:1])
+    RELEASE(self, blocks[:1], 0)
     return blocks
 
 
@@ -66,9 +66,9 @@ def allocate_nothing(self: KVCacheManager, request: object, num_tokens: int) -> 
     return []
 
 
-def miscount(self: BlockPool, blocks: list[int]) -> None:
+def miscount(self: BlockPool, blocks: list[int], num_cached: int) -> None:
     """Leaves a reference to a block that is free."""
-    RELEASE(self, blocks)
+    RELEASE(self, blocks, num_cached)
     self.ref_counts[blocks[0]] = 1
 
 

@@ -86,8 +86,8 @@ def test_a_broken_account_of_blocks_is_a_failure(monkeypatch: pytest.MonkeyPatch
     run.apply(["schedule", 0])
     release = BlockPool.release
 
-    def count_wrongly(self: BlockPool, blocks: list[int]) -> None:
-        release(self, blocks)
+    def count_wrongly(self: BlockPool, blocks: list[int], num_cached: int) -> None:
+        release(self, blocks, num_cached)
         self.ref_counts[blocks[0]] = 1
 
     monkeypatch.setattr(BlockPool, "release", count_wrongly)

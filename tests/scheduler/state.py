@@ -6,7 +6,8 @@ from enum import Enum
 from typing import Any
 
 from segattn.scheduler.block_pool import BlockPool
-from segattn.scheduler.prefix_cache import PrefixCache, PrefixHasher
+from segattn.scheduler.prefix_cache import PrefixCache
+from segattn.scheduler.prefix_digests import PrefixDigests
 from segattn.scheduler.transaction import Transaction
 
 MEMORIES = {"_common_prefix"}
@@ -18,17 +19,19 @@ def state_of(value: Any, seen: dict[int, int] | None = None) -> Any:
     seen = {} if seen is None else seen
     if value is None or isinstance(value, (str, bytes, int, float, Enum)):
         return value
-    if isinstance(value, PrefixHasher):
-        # The digest of one more block tells all that it has taken in.
-        return value.copy().digests(bytes(value._stride))
     if isinstance(value, Transaction):
-        return (value._undo, value._savepoints)
+        return (list(value), value._savepoints)
     if isinstance(value, BlockPool):
         # Links of blocks that are not free mean nothing.
         return ("BlockPool", tuple(value.free_list()), tuple(value.ref_counts))
+    if isinstance(value, PrefixDigests):
+        packed = value.packed and bytes(value.packed[: value.num_blocks * value._stride])
+        return ("PrefixDigests", tuple(value.digests), packed, tuple(value.unhashed))
     if isinstance(value, PrefixCache):
-        found = frozenset((digest, *value.blocks_of(digest)) for digest in value.digests())
-        return ("PrefixCache", tuple(value.block_hash), found)
+        # The order of the digests means nothing.
+        found = frozenset((digest, *blocks) for digest, blocks in value.blocks_by_digest().items())
+        unhashed = frozenset(state_of(prefix) for prefix in value.unhashed_prefixes().values())
+        return ("PrefixCache", tuple(value.block_hash), found, unhashed)
     if id(value) in seen:
         return ("seen", seen[id(value)])
     seen[id(value)] = len(seen)

@@ -18,20 +18,23 @@ from segattn.scheduler import (
     Request,
     Scheduler,
     SchedulerConfig,
+    prefix_digests,
 )
 
 KINDS: list[type[Scheduler]] = [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler]
 
 
 def scheduler_after(kind: type[Scheduler], num_finished: int) -> Scheduler:
-    """A scheduler that served so many requests, some of which were aborted."""
+    """A scheduler that served so many requests; 150 leave no block uncached."""
     scheduler = kind(
         SchedulerConfig(
             max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, block_size=4, num_blocks=65
         )
     )
     for number in range(num_finished):
-        scheduler.add_request(Request(f"r{number}", [5] * 9, 1 + number % 3))
+        # Prompts in groups of three that begin alike.
+        prompt = [number // 3] * 4 + [5] * (5 + number % 3)
+        scheduler.add_request(Request(f"r{number}", prompt, 1 + number % 3))
         while scheduler.has_requests():
             step(scheduler)
     return scheduler
@@ -81,13 +84,13 @@ def num_reachable(scheduler: Scheduler) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_kept_of_a_request_that_ended(kind: type[Scheduler]) -> None:
-    assert num_reachable(scheduler_after(kind, 10)) == num_reachable(scheduler_after(kind, 100))
+    assert num_reachable(scheduler_after(kind, 150)) == num_reachable(scheduler_after(kind, 300))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_costs_the_same_however_many_requests_ended(kind: type[Scheduler]) -> None:
     costs = []
-    for num_finished in (10, 100):
+    for num_finished in (150, 300):
         scheduler = scheduler_after(kind, num_finished)
         scheduler.add_request(Request("last", [5] * 9, 4))
         costs.append([num_instructions(partial(step, scheduler)) for _ in range(4)])
@@ -96,9 +99,11 @@ def test_a_step_costs_the_same_however_many_requests_ended(kind: type[Scheduler]
     assert min(costs[0]) > 100
 
 
-@pytest.mark.parametrize(("num_tokens", "block_size"), [(64, 16), (4096, 16), (4096, 128)])
-def test_a_request_holds_what_is_documented(num_tokens: int, block_size: int) -> None:
-    scheduler = Scheduler(
+SIZES = pytest.mark.parametrize(("num_tokens", "block_size"), [(64, 16), (4096, 16), (4096, 128)])
+
+
+def scheduler_for(block_size: int) -> Scheduler:
+    return Scheduler(
         SchedulerConfig(
             max_num_seqs=4,
             max_num_batched_tokens=8192,
@@ -107,17 +112,80 @@ def test_a_request_holds_what_is_documented(num_tokens: int, block_size: int) ->
             num_blocks=2000,
         )
     )
-    num_blocks = num_tokens // block_size
-    prompt = list(range(3, num_tokens + 3))
+
+
+def num_bytes_of_adding(scheduler: Scheduler, request: Request) -> int:
+    """Memory that a waiting request holds, its prompt excepted: that is the caller's list."""
     tracemalloc.start()
-    request = Request("a", prompt, 100)
+    before, _ = tracemalloc.get_traced_memory()
     scheduler.add_request(request)
     waiting, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (len(request.block_hashes), len(request.block_hashes[0])) == (num_blocks, 32)
-    # docs/decisions.md: a digest of 65 bytes and its list entry for each full block, and what stays
-    # below 2 KiB. The prompt itself is the caller's list.
-    assert waiting < 2048 + num_blocks * (65 + 8 + 1)
+    return waiting - before
+
+
+@SIZES
+def test_a_request_holds_what_is_documented(num_tokens: int, block_size: int) -> None:
+    scheduler = scheduler_for(block_size)
+    num_blocks = num_tokens // block_size
+    prompt = list(range(3, num_tokens + 3))
+    # docs/decisions.md: packed tokens, 4 bytes each, and what stays below 2 KiB.
+    assert num_bytes_of_adding(scheduler, Request("a", prompt, 100)) < 2048 + 4 * num_tokens
     step(scheduler)
     # 8 bytes per block of its table.
+    (request,) = scheduler.running
     assert sys.getsizeof(request.block_ids) < 128 + 9 * num_blocks
+    # One more that begins like a cached one: a digest of 65 bytes and its list entry for each full
+    # block; the latest such prompt stays, packed and with its digests.
+    held = num_bytes_of_adding(scheduler, Request("b", prompt, 100))
+    other = scheduler.waiting.peek_request().prefix
+    assert other is not None
+    assert [len(digest) for digest in other.digests] == [32] * num_blocks
+    assert other.packed is None
+    assert held < 4096 + num_blocks * (65 + 2 * (8 + 1)) + 4 * num_tokens
+
+
+@SIZES
+def test_prompts_that_ended_hold_packed_tokens_while_their_blocks_are_cached(
+    num_tokens: int, block_size: int
+) -> None:
+    scheduler = scheduler_for(block_size)
+    num_blocks = num_tokens // block_size
+    num_prompts = 2 * 2000 // num_blocks
+
+    def serve() -> None:
+        for number in range(num_prompts):
+            scheduler.add_request(Request("a", [number, *range(4, num_tokens + 3)], 1))
+            step(scheduler)
+            assert not scheduler.requests
+
+    serve()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    serve()
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Each prompt evicts an earlier one, so what is traced now replaced all that was held before.
+    num_cached = 1 + 2000 // num_blocks
+    assert 0 < after - before < num_cached * (4 * num_tokens + 9 * num_blocks + 2048)
+
+
+def test_of_a_prompt_that_nobody_shares_only_the_first_block_is_hashed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digest, hashed = prefix_digests._digest, []
+
+    def count(parent: bytes, block: bytes | bytearray) -> bytes:
+        hashed.append(block)
+        return digest(parent, block)
+
+    monkeypatch.setattr(prefix_digests, "_digest", count)
+    scheduler = scheduler_for(16)
+    for name, first in (("a", 1), ("b", 2), ("c", 1)):
+        hashed.clear()
+        scheduler.add_request(Request(name, [first, *range(4, 643)], 60))
+        while scheduler.requests:
+            step(scheduler)
+        # "c" shares 40 blocks of the prompt with "a"; 3 are of the outputs of either.
+        assert len(hashed) == {"a": 1, "b": 1, "c": 40 + 3 + 3}[name]

@@ -12,6 +12,10 @@ from segattn.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
+from segattn.scheduler.prefix_cache import PrefixCache
+from segattn.scheduler.prefix_digests import PrefixDigests, pack_tokens
+
+UNHASHED = "an unhashed block is filed under the first digest of its prefix"
 
 
 def busy_scheduler() -> Scheduler:
@@ -101,16 +105,58 @@ def uncache_silently(scheduler: Scheduler) -> None:
 
 
 def cache_null_block(scheduler: Scheduler) -> None:
-    assert scheduler.kv_cache_manager.prefix_cache is not None
-    scheduler.kv_cache_manager.prefix_cache.insert([0], [b"digest"])
+    cache_unhashed(scheduler, [0, 5])
+
+
+def cache_unhashed(scheduler: Scheduler, blocks: list[int]) -> tuple[PrefixCache, PrefixDigests]:
+    """Cache blocks under a prefix that no request has."""
+    cache = scheduler.kv_cache_manager.prefix_cache
+    assert cache is not None
+    prefix = PrefixDigests(2, None, pack_tokens([8] * 2 * len(blocks)))
+    cache.insert(blocks, prefix, 0)
+    return cache, prefix
+
+
+def leave_no_unhashed_block(scheduler: Scheduler) -> None:
+    cache_unhashed(scheduler, [5, 6])[1].unhashed.clear()
+
+
+def leave_an_uncached_block_unhashed(scheduler: Scheduler) -> None:
+    cache_unhashed(scheduler, [5, 6])[1].unhashed.append(7)
+
+
+def hash_a_prefix_alone(scheduler: Scheduler) -> None:
+    _, prefix = cache_unhashed(scheduler, [5, 6])
+    prefix.set_digests(prefix.all_digests())
+
+
+def file_unhashed_wrongly(scheduler: Scheduler) -> None:
+    cache, prefix = cache_unhashed(scheduler, [5, 6])
+    cache._unhashed[b"digest"] = cache._unhashed.pop(prefix.digests[0])
+
+
+def leave_a_block_unhashed_twice(scheduler: Scheduler) -> None:
+    _, prefix = cache_unhashed(scheduler, [5, 6, 7])
+    prefix.unhashed[1] = 6
 
 
 def forget_digest(scheduler: Scheduler) -> None:
-    scheduler.running[0].block_hashes.pop()
+    prefix_of(scheduler).digests.pop()
 
 
 def exchange_digests(scheduler: Scheduler) -> None:
-    scheduler.running[0].block_hashes.reverse()
+    prefix_of(scheduler).digests.reverse()
+
+
+def prefix_of(scheduler: Scheduler) -> PrefixDigests:
+    prefix = scheduler.running[0].prefix
+    assert prefix is not None
+    return prefix
+
+
+def exchange_blocks(scheduler: Scheduler) -> None:
+    block_ids = scheduler.running[0].block_ids
+    block_ids[:2] = reversed(block_ids[:2])
 
 
 @pytest.mark.parametrize(
@@ -134,8 +180,14 @@ def exchange_digests(scheduler: Scheduler) -> None:
         (miscount_owners, "requests with blocks are counted"),
         (uncache_silently, "a cached block is found under its digest and no other"),
         (cache_null_block, "the null block is not cached"),
-        (forget_digest, "full blocks of known tokens are hashed"),
-        (exchange_digests, "a request's cached blocks carry its digests"),
+        (leave_no_unhashed_block, UNHASHED),
+        (leave_an_uncached_block_unhashed, UNHASHED),
+        (hash_a_prefix_alone, UNHASHED),
+        (file_unhashed_wrongly, UNHASHED),
+        (leave_a_block_unhashed_twice, "a cached block is found under its digest and no other"),
+        (forget_digest, "a request has the digests of its full blocks"),
+        (exchange_digests, "a request has the digests of its full blocks"),
+        (exchange_blocks, "a request's cached blocks carry its digests"),
     ],
 )
 def test_damage_is_named(damage: Callable[[Scheduler], None], invariant: str) -> None:
@@ -146,3 +198,9 @@ def test_damage_is_named(damage: Callable[[Scheduler], None], invariant: str) ->
         scheduler.check_integrity()
     assert caught.value.invariant == invariant
     assert str(caught.value).startswith(f"{invariant}: ")
+
+
+def test_unhashed_blocks_are_no_damage() -> None:
+    scheduler = busy_scheduler()
+    cache_unhashed(scheduler, [5, 6])
+    scheduler.check_integrity()

@@ -1,18 +1,36 @@
-"""Digests of prompts, and several blocks of one content."""
+"""Which blocks are found for a prefix: several of one content, and blocks not hashed yet."""
 
 from contextlib import suppress
-from copy import deepcopy
 
 import pytest
 
-from segattn.scheduler.prefix_cache import PrefixCache, PrefixHasher, pack_tokens
+from segattn.scheduler.prefix_cache import PrefixCache
+from segattn.scheduler.prefix_digests import PrefixDigests, pack_tokens
 from segattn.scheduler.transaction import Transaction
 
-DIGEST, OTHER = b"d" * 32, b"e" * 32
+
+def prefix(*tokens: int) -> PrefixDigests:
+    """Blocks of two tokens."""
+    return PrefixDigests(2, None, pack_tokens(tokens))
+
+
+def hashed(*tokens: int) -> PrefixDigests:
+    """The same, all of them hashed."""
+    one = prefix(*tokens)
+    one.set_digests(one.all_digests())
+    return one
+
+
+ONE, TWO = prefix(3, 4), prefix(5, 6)
+DIGEST, OTHER = ONE.digests[0], TWO.digests[0]
 
 
 class TakenBackError(Exception):
     """Ends a transaction that is to be taken back."""
+
+
+def blocks_of(cache: PrefixCache, digest: bytes) -> list[int]:
+    return cache.blocks_by_digest().get(digest, [])
 
 
 def filled() -> tuple[PrefixCache, Transaction]:
@@ -21,8 +39,8 @@ def filled() -> tuple[PrefixCache, Transaction]:
     cache = PrefixCache(8, transaction)
     with transaction:
         for block in (1, 2, 3, 4):
-            cache.insert([block], [DIGEST])
-        cache.insert([5], [OTHER])
+            cache.insert([block], ONE, 0)
+        cache.insert([5], TWO, 0)
     return cache, transaction
 
 
@@ -41,11 +59,11 @@ def test_eviction_keeps_the_order_of_the_others(evicted: list[int], left: list[i
     cache, transaction = filled()
     with suppress(TakenBackError), transaction:
         cache.evict(evicted)
-        assert cache.blocks_of(DIGEST) == left
-        assert cache.find_longest_hit([DIGEST], 1) == left[:1]
+        assert blocks_of(cache, DIGEST) == left
+        assert cache.find_longest_hit(ONE, 1) == left[:1]
         assert [cache.block_hash[block] for block in evicted] == [None] * len(evicted)
         raise TakenBackError
-    assert cache.blocks_of(DIGEST) == [1, 2, 3, 4]
+    assert blocks_of(cache, DIGEST) == [1, 2, 3, 4]
     assert [cache.block_hash[block] for block in range(8)] == [
         None,
         *[DIGEST] * 4,
@@ -55,33 +73,35 @@ def test_eviction_keeps_the_order_of_the_others(evicted: list[int], left: list[i
     ]
     with transaction:
         cache.evict([2, 1])
-    assert cache.blocks_of(DIGEST) == [3, 4]
+    assert blocks_of(cache, DIGEST) == [3, 4]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
 def test_an_insertion_that_is_taken_back_leaves_the_blocks_before_it(kept: int) -> None:
+    both = hashed(3, 4, 7, 8)
+    longer = both.digests[1]
     transaction = Transaction()
     cache = PrefixCache(8, transaction)
     with transaction:
         for block in range(1, 1 + kept):
-            cache.insert([block], [DIGEST])
+            cache.insert([block], ONE, 0)
     with suppress(TakenBackError), transaction:
-        cache.insert([6, 7], [DIGEST, OTHER])
-        assert cache.blocks_of(DIGEST) == [*range(1, 1 + kept), 6]
+        cache.insert([6, 7], both, 0)
+        assert blocks_of(cache, DIGEST) == [*range(1, 1 + kept), 6]
         raise TakenBackError
-    assert cache.blocks_of(DIGEST) == [*range(1, 1 + kept)]
-    assert cache.blocks_of(OTHER) == []
+    assert blocks_of(cache, DIGEST) == [*range(1, 1 + kept)]
+    assert blocks_of(cache, longer) == []
     assert cache.block_hash == [None, *[DIGEST] * kept, *[None] * (7 - kept)]
     with transaction:
-        cache.insert([7], [DIGEST])
-    assert cache.blocks_of(DIGEST) == [*range(1, 1 + kept), 7]
+        cache.insert([7], ONE, 0)
+    assert blocks_of(cache, DIGEST) == [*range(1, 1 + kept), 7]
 
 
 def test_a_block_that_is_not_cached_cannot_be_evicted() -> None:
     cache, _ = filled()
     with pytest.raises(ValueError, match="block=6 is not cached"):
         cache.evict([6])
-    assert cache.digests() == [DIGEST, OTHER]
+    assert list(cache.blocks_by_digest()) == [DIGEST, OTHER]
 
 
 def test_clearing_forgets_every_block_of_a_content() -> None:
@@ -89,13 +109,59 @@ def test_clearing_forgets_every_block_of_a_content() -> None:
     cache.clear()
     assert cache.block_hash == [None] * 8
     with transaction:
-        cache.insert([6], [DIGEST])
-    assert cache.blocks_of(DIGEST) == [6]
+        cache.insert([6], ONE, 0)
+    assert blocks_of(cache, DIGEST) == [6]
 
 
-def test_a_copied_hasher_goes_on_by_itself() -> None:
-    hasher = PrefixHasher(2, "salt")
-    hasher.digests(pack_tokens([1, 2]))
-    copied = deepcopy(hasher)
-    expected = hasher.digests(pack_tokens([3, 4]))
-    assert copied.digests(pack_tokens([3, 4])) == expected != hasher.digests(pack_tokens([3, 4]))
+def test_blocks_are_unhashed_until_another_prefix_begins_alike() -> None:
+    transaction = Transaction()
+    cache = PrefixCache(9, transaction)
+    one = prefix(3, 4, 5, 6, 7, 8)
+    with transaction:
+        cache.insert([1, 2], one, 0)
+        cache.insert([3], one, 2)
+        assert (one.digests, one.unhashed) == ([DIGEST], [2, 3])
+        # Another beginning is not like it.
+        assert cache.find_longest_hit(prefix(3, 5, 5, 6), 2) == []
+        cache.insert([4], TWO, 0)
+        assert one.unhashed == [2, 3]
+        assert cache.find_longest_hit(prefix(3, 4, 5, 6, 8, 8), 3) == [1, 2]
+    assert (one.digests, one.packed, one.unhashed) == (hashed(3, 4, 5, 6, 7, 8).digests, None, [])
+
+
+def test_a_prefix_that_only_caches_finds_unhashed_blocks_too() -> None:
+    transaction = Transaction()
+    cache = PrefixCache(9, transaction)
+    one, other = prefix(3, 4, 5, 6, 7, 8), prefix(3, 4, 5, 6)
+    with transaction:
+        cache.insert([1, 2], one, 0)
+        cache.insert([3, 4], other, 0)
+        assert (one.unhashed, other.unhashed) == ([], [4])
+        cache.insert([5], one, 2)
+        assert (one.unhashed, other.unhashed) == ([], [])
+    assert [*cache.blocks_by_digest().values()] == [[1, 3], [2, 4], [5]]
+
+
+def test_a_prefix_that_starts_again_is_found_behind_its_older_blocks() -> None:
+    transaction = Transaction()
+    cache = PrefixCache(9, transaction)
+    one = prefix(3, 4, 5, 6)
+    with transaction:
+        cache.insert([1, 2], one, 0)
+        cache.insert([3, 4], one, 0)
+    assert [*cache.blocks_by_digest().values()] == [[1, 3], [2, 4]]
+
+
+def test_a_new_prefix_is_hashed_when_its_first_block_is_cached() -> None:
+    transaction = Transaction()
+    cache = PrefixCache(9, transaction)
+    expected = hashed(3, 4, 5, 6, 7, 8).digests
+    for is_cached in (False, True):
+        one = prefix(3, 4, 5, 6, 7, 8)
+        cache.prepare(one)
+        assert one.digests == (expected if is_cached else expected[:1])
+        with transaction:
+            cache.insert([2 + is_cached], one, 0)
+    short = prefix(3)
+    cache.prepare(short)
+    assert short.digests == []

@@ -15,7 +15,7 @@ from segattn.reference.paging import (
 from segattn.scheduler import (
     Request,
 )
-from segattn.scheduler.prefix_cache import pack_tokens
+from segattn.scheduler.prefix_digests import pack_tokens
 from segattn.tests.scheduler.engine import Engine, base, neuron, prompt
 
 
