@@ -73,7 +73,8 @@ def core_shares(
     for kv_head in range(num_q_heads // queries_per_kv_head):
         begin = max(first, kv_head * queries_per_kv_head)
         end = min(last, (kv_head + 1) * queries_per_kv_head)
-        heads = max(1, limit // num_tiles, min(SHARE_HEADS, limit // SHARE_HEADS))
+        heads = max(1, limit // num_tiles)
+        heads = max(heads, min(SHARE_HEADS, limit // SHARE_HEADS))
         for head in range(begin, end, heads):
             add_shares(shares, head, min(heads, end - head), every_tile, limit)
     if num_cores == 2 and num_q_heads % 2 == 1:

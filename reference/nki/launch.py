@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from . import trace
 from .arguments import Arguments
 from .core import RUN, Core
 from .errors import NkiValidationError, locate
-from .lint import Finding, Kind, check_kernel
+from .lint import Kind, check_kernel
 from .lnc import CorePair
 from .strict import level, violation
 
@@ -66,8 +65,8 @@ def simulate(kernel: Any) -> Callable[..., Any]:
 
 def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Bind the arrays, run on every core, check, and convert the results."""
-    _check_subset(kernel.function)
     bound = inspect.signature(kernel.function).bind(*args, **kwargs)
+    _check_subset(kernel.function, bound.arguments)
     arguments = Arguments()
     for name, value in bound.arguments.items():
         bound.arguments[name] = arguments.bind(value, name)
@@ -101,17 +100,11 @@ def _run_one_core(body: Callable[[], Any], has_grid: bool) -> Any:
     return outcome
 
 
-_findings: dict[CodeType, tuple[Finding, ...]] = {}
-
-
-def _check_subset(function: Callable[..., Any]) -> None:
+def _check_subset(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Report what the NKI compiler would refuse, and deprecated API, before the kernel runs."""
     if level("subset") == "off" and level("deprecated") == "off":
         return
-    findings = _findings.get(function.__code__)
-    if findings is None:
-        findings = _findings[function.__code__] = check_kernel(function)
-    for finding in findings:
+    for finding in check_kernel(function, arguments):
         if finding.kind.fails:
             violation("subset", str(finding), at=(finding.path, finding.line))
         elif finding.kind is Kind.DEPRECATED:

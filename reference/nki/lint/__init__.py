@@ -5,7 +5,8 @@ rejects or evaluates differently. `segattn lint FILE` reports both; `check_kerne
 interpreter calls before it runs a kernel.
 """
 
-from .check import check_kernel, lint_file, lint_source
+from .check import lint_file, lint_files, lint_source
 from .finding import Finding, Kind
+from .reach import check_kernel
 
-__all__ = ["Finding", "Kind", "check_kernel", "lint_file", "lint_source"]
+__all__ = ["Finding", "Kind", "check_kernel", "lint_file", "lint_files", "lint_source"]

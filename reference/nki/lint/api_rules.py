@@ -29,7 +29,7 @@ def names(scope: Scope) -> Iterator[Finding]:
     """Names that are gone, unsupported or deprecated."""
     for node in scope.nodes:
         name = scope.module.nki_name(node)
-        if not name:
+        if not name or isinstance(getattr(node, "ctx", None), ast.Store):
             continue
         for table, kind, rule in _NAMED_CHANGES:
             if name in table:
@@ -47,7 +47,7 @@ def unknown_names(scope: Scope) -> Iterator[Finding]:
         if not signatures.exists(name):
             owner, _, attribute = name.rpartition(".")
             message = f"{_short(name)} is not part of NKI 0.6.0"
-            close = _closest(attribute, signatures.names(owner))
+            close = tables.ABSENT.get(name) or _closest(attribute, signatures.names(owner))
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
 
 
@@ -73,6 +73,10 @@ def keywords(scope: Scope) -> Iterator[Finding]:
                 )
             elif signature is not None and not _accepts(signature, keyword.arg):
                 use = _closest(keyword.arg, tuple(signature.parameters))
+                if name.startswith("nki.isa.") and keyword.arg in tables.OF_DESTINATION:
+                    use = f"dst=nl.ndarray(...), which has the {keyword.arg}"
+                elif signature.parameters and not use:
+                    use = f"one of {', '.join(signature.parameters)}"
                 message = f"{label}: no such parameter"
                 yield scope.report(Kind.REJECTED, "unknown-keyword", keyword, message, use)
 
@@ -80,6 +84,11 @@ def keywords(scope: Scope) -> Iterator[Finding]:
 def _keyword_change(name: str, keyword: str) -> tables.Change | None:
     if (name, keyword) in tables.REMOVED_KEYWORDS:
         return tables.REMOVED_KEYWORDS[name, keyword]
+    if keyword == "num_channels" and name.startswith("nki.collectives."):
+        signature = signatures.signature(name)
+        for parameter, change in tables.NUM_CHANNELS.items():
+            if signature is not None and parameter in signature.parameters:
+                return change
     if name.startswith(("nki.isa.", "nki.language.")):
         return tables.REMOVED_KEYWORDS.get(("", keyword))
     return None
@@ -173,7 +182,7 @@ def _is_number(arguments: list[ast.expr]) -> bool:
 def constants(scope: Scope) -> Iterator[Finding]:
     """Buffers as strings and enums as integers are rejected since 0.3.0."""
     for name, call in scope.calls:
-        for parameter, value in _bound(name, call):
+        for parameter, value in bound_arguments(name, call):
             if parameter == "buffer" and isinstance(value, ast.Constant):
                 if isinstance(value.value, str):
                     message = f"buffer {value.value!r} as a string"
@@ -185,7 +194,7 @@ def constants(scope: Scope) -> Iterator[Finding]:
                 yield scope.report(Kind.REJECTED, "integer-enum", value, message, use)
 
 
-def _bound(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+def bound_arguments(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     """Yield (parameter name, argument); positional ones need a known signature."""
     signature = signatures.signature(name)
     if signature is not None:
@@ -198,18 +207,12 @@ def _bound(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
 def documented_failures(scope: Scope) -> Iterator[Finding]:
     """Calls that the release notes list as failing on the device."""
     for name, call in scope.calls:
-        arguments = dict(_bound(name, call))
+        arguments = dict(bound_arguments(name, call))
         if name == "nki.language.matmul":
             transposed = arguments.get("transpose_x")
             if not (isinstance(transposed, ast.Constant) and transposed.value is True):
                 message = "nl.matmul without transpose_x=True fails to compile"
                 use = "nl.matmul(x, y, transpose_x=True) with x transposed beforehand"
-                yield scope.report(Kind.REJECTED, "unsupported-api", call, message, use)
-        if name == "nki.language.power":
-            exponent = call.args[1] if len(call.args) > 1 else None
-            if isinstance(exponent, ast.Constant):
-                message = "nl.power(tile, scalar) fails to compile"
-                use = "nl.power(tile, tile), or nl.multiply"
                 yield scope.report(Kind.REJECTED, "unsupported-api", call, message, use)
 
 
@@ -222,7 +225,7 @@ def _short(name: str) -> str:
 
 
 def _closest(word: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return close[0] if close else ""
 
 

@@ -27,10 +27,28 @@ REMOVED = {
     "nki.isa.tensor_copy_dynamic_dst": Change(
         "removed in 0.4.0", "nisa.tensor_copy with dst.ap(scalar_offset=...)"
     ),
+}
+
+# Entry points of the host, reported wherever the file uses them.
+HOST = {
     "nki.benchmark": Change("absent since 0.2.0", _BENCHMARK),
     "nki.profile": Change("absent since 0.2.0", _BENCHMARK),
-    "nki.baremetal": Change("absent since 0.2.0", "a call with NumPy arrays"),
+    "nki.baremetal": Change("absent since 0.2.0", "nki.jit and a call with NumPy arrays"),
     "nki.simulate_kernel": Change("absent since 0.2.0", "nki.simulate(kernel)(...)"),
+    "jax_neuronx.nki_call": Change("dropped", "nki.jit and a call with JAX arrays"),
+}
+
+# Names that NKI 0.6.0 does not have, whatever they were meant to be.
+ABSENT = {
+    "nki.language.bool": "nl.bool_",
+    "nki.language.fp32": "nl.float32",
+    "nki.language.fp16": "nl.float16",
+    "nki.language.bf16": "nl.bfloat16",
+    "nki.language.range": "range",
+    "nki.language.static_cast": "nl.copy(x, dtype=...), or nisa.tensor_copy to a tile of the dtype",
+    "nki.language.loop_reduce": "a sum in SBUF, or nisa.nc_matmul that accumulates in PSUM",
+    "nki.language.spmd_dim": "kernel[2], one number of cores",
+    "nki.language.nc": "kernel[2], one number of cores",
 }
 
 UNSUPPORTED = {
@@ -73,17 +91,22 @@ REMOVED_KEYWORDS = {
     ("nki.isa.register_move", "imm"): Change("renamed in 0.3.0", "src="),
     ("nki.isa.nc_matmul", "psumAccumulateFlag"): Change("removed in 0.2.0", "accumulate="),
     ("nki.isa.nc_matmul", "is_moving_zero"): Change("renamed in 0.2.0", "is_moving_onezero="),
-    ("nki.collectives.collective_permute_implicit", "num_channels"): Change(
-        "replaced in 0.3.0", "channel_ids=[...]"
-    ),
-    (
-        "nki.collectives.collective_permute_implicit_current_processing_rank_id",
-        "num_channels",
-    ): Change("removed in 0.3.0", "channel_id= alone"),
     ("nki.jit", "platform_target"): Change(
         "an error since 0.3.0", "the environment variable NEURON_PLATFORM_TARGET_OVERRIDE"
     ),
 }
+
+# The ring's channels: which keyword a collective has instead of num_channels.
+NUM_CHANNELS = {
+    "channel_ids": Change("replaced in 0.3.0", "channel_ids=[0, ..., num_channels - 1]"),
+    "channel_id": Change(
+        "removed in 0.3.0",
+        "channel_id alone; channel_ids=[...] of ncc.collective_permute_implicit says how many",
+    ),
+}
+
+# Keywords of return-style calls: the destination has them now.
+OF_DESTINATION = ("dtype", "shape", "buffer")
 
 _CAST = "nothing: the dtype of dst decides"
 DEPRECATED_KEYWORDS = {

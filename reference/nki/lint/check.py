@@ -1,139 +1,94 @@
-"""Runs the rules: over a source file, and over a kernel that is about to run."""
+"""Runs the rules over source files."""
 
 import ast
-import inspect
-import linecache
-import sysconfig
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
 
-from . import (
-    api_rules,
-    kernel_rules,
-    klr_calls,
-    klr_expressions,
-    klr_statements,
-    python_rules,
-    register_rules,
-)
+from .bindings import FUNCTION_TYPES, Function
 from .finding import Finding, Kind
-from .module import FUNCTION_TYPES, Function, Module
-from .scope import Rule, Scope
-
-_STDLIB = sysconfig.get_path("stdlib")
-LEVEL_1: tuple[Rule, ...] = (
-    *python_rules.RULES,
-    *kernel_rules.RULES,
-    *register_rules.RULES,
-    *api_rules.RULES,
-)
-BEFORE_RUN: tuple[Rule, ...] = tuple(r for r in LEVEL_1 if r is not api_rules.unknown_names)
-LEVEL_2: tuple[Rule, ...] = (
-    *klr_statements.RULES,
-    *klr_expressions.RULES,
-    *klr_calls.RULES,
-)
+from .loops import Loops
+from .module import Module
+from .project import Project
+from .rules import LEVEL_1, LEVEL_2, OF_FILES
+from .scope import File, Scope
+from .sources import Source, read
 
 
 def lint_source(source: str, path: str = "<source>") -> list[Finding]:
     """Return all findings in the kernel code of a source text, in order of lines."""
-    try:
-        module = Module(path, source)
-    except SyntaxError as error:
-        message = f"not Python: {error.msg}"
-        column = error.offset or 1
-        return [Finding(path, error.lineno or 1, column, "syntax", Kind.SYNTAX, message)]
-    found = set()
-    for function in module.device_functions:
-        found |= set(_apply(module, function, LEVEL_1 + LEVEL_2))
-    return sorted(found, key=lambda item: (item.line, item.column, item.rule, item.message))
+    return _lint([Source(path, source)])
 
 
 def lint_file(path: str | Path) -> list[Finding]:
     """Return all findings in the kernel code of a file."""
-    return lint_source(Path(path).read_text(), str(path))
+    return lint_files([path])
 
 
-def check_kernel(kernel: Callable[..., Any]) -> tuple[Finding, ...]:
-    """Return the level 1 findings in a kernel and in the functions it reaches by name.
+def lint_files(paths: Iterable[str | Path]) -> list[Finding]:
+    """Return all findings in files, by file and line.
 
-    Functions of other files are followed, except those of the interpreter and of Python. A function
-    whose source is not to be had gives no findings. Files are parsed once. Names that the API does
-    not have are left to the run, which sees whether they are reached.
+    What a file's kernels call in another one of these files is kernel code there, too.
     """
-    found: set[Finding] = set()
-    seen: set[FunctionType] = set()
-    queue: list[object] = [kernel]
+    return _lint([read(path) for path in paths])
+
+
+def _lint(sources: list[Source]) -> list[Finding]:
+    project = Project()
+    findings: list[Finding] = []
+    modules: list[Module] = []
+    for source in sources:
+        try:
+            modules.append(Module(source.path, source.text))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            findings.append(_not_python(source.path, error))
+        else:
+            project.add(modules[-1])
+    loops = Loops(project)
+    for module, functions in _kernel_code(project, modules).items():
+        file = File(module, loops)
+        found = {item for rule in OF_FILES for item in rule(file)}
+        for function in functions:
+            scope = Scope(file, function)
+            found |= {item for rule in LEVEL_1 + LEVEL_2 for item in rule(scope)}
+        findings += found
+    order = {source.path: position for position, source in enumerate(sources)}
+    findings.sort(key=lambda x: (order[x.path], x.line, x.column, x.rule, x.message))
+    return [_placed(item, sources[order[item.path]]) for item in findings]
+
+
+def _placed(finding: Finding, source: Source) -> Finding:
+    path, line = source.place(finding.line)
+    return replace(finding, path=path, line=line)
+
+
+def _not_python(path: str, error: Exception) -> Finding:
+    line, column = 1, 1
+    text = str(error) or type(error).__name__
+    if isinstance(error, SyntaxError):
+        line, column, text = error.lineno or 1, error.offset or 1, error.msg
+    message = f"not Python 3: {text}"
+    return Finding(path, line, max(column, 1), "syntax", Kind.SYNTAX, message)
+
+
+def _kernel_code(project: Project, modules: list[Module]) -> dict[Module, list[Function]]:
+    """Return the kernel code of every file, with what kernels of the other files call."""
+    code = {module: list(module.device_functions) for module in modules}
+    queue = [(module, function) for module in modules for function in code[module]]
+    seen = set(queue)
     while queue:
-        value = inspect.unwrap(queue.pop())  # type: ignore[arg-type]  # takes any object
-        if isinstance(value, type) and not _is_own(value):
-            # methods that the class itself defines: an Enum also holds those of enum.py
-            queue += [
-                item
-                for item in vars(value).values()
-                if isinstance(item, FunctionType) and item.__module__ == value.__module__
-            ]
-        if not isinstance(value, FunctionType) or value in seen or _is_own(value):
-            continue
-        seen.add(value)
-        path = value.__code__.co_filename
-        source = "".join(linecache.getlines(path))
-        findings, names = _check_function(path, source, value.__code__.co_firstlineno)
-        found.update(findings)
-        queue += [item for name in names if (item := _look_up(value, name)) is not None]
-    return tuple(sorted(found, key=lambda item: (item.path, item.line, item.column, item.rule)))
-
-
-def _is_own(value: FunctionType | type) -> bool:
-    """Whether something belongs to the interpreter or to Python itself."""
-    if (value.__module__ or "").startswith(__package__.rpartition(".")[0] + "."):
-        return True
-    if not isinstance(value, FunctionType):
-        return False
-    path = value.__code__.co_filename
-    return path.startswith(_STDLIB) and "-packages" not in path
-
-
-def _look_up(function: FunctionType, name: str) -> object:
-    """Return the function or class that a name, or module.name, means to a function."""
-    head, _, rest = name.partition(".")
-    value = function.__globals__.get(head)
-    if rest:
-        value = getattr(value, rest, None) if isinstance(value, ModuleType) else None
-    return value if callable(value) else None
-
-
-@lru_cache(maxsize=256)
-def _parse(path: str, source: str) -> dict[int, tuple[Module, Function]]:
-    """Return the functions of a file by the line a code object starts at."""
-    module = Module(path, source)
-    return {
-        min([node.lineno, *(item.lineno for item in node.decorator_list)]): (module, node)
-        for node in ast.walk(module.tree)
-        if isinstance(node, FUNCTION_TYPES)
-    }
-
-
-@lru_cache(maxsize=4096)
-def _check_function(
-    path: str, source: str, line: int
-) -> tuple[frozenset[Finding], tuple[str, ...]]:
-    """Return the findings of one function, and the names it mentions."""
-    module, function = _parse(path, source).get(line, (None, None)) if source else (None, None)
-    if module is None or function is None:
-        return frozenset(), ()
-    names = set()
-    for node in module.code_nodes(function):
-        if isinstance(node, ast.Name | ast.Attribute) and not module.nki_name(node):
-            names.add(module.dotted(node))
-    findings = frozenset(_apply(module, function, BEFORE_RUN))
-    return findings, tuple(sorted(names - {""}))
-
-
-def _apply(module: Module, function: Function, rules: tuple[Rule, ...]) -> Iterator[Finding]:
-    scope = Scope(module, function)
-    for rule in rules:
-        yield from rule(scope)
+        module, function = queue.pop()
+        for node in module.code_nodes(function):
+            if not isinstance(node, ast.Name):
+                continue
+            if module.imported(node.id, module.scope_of(node)) is None or module.nki_name(node):
+                continue
+            for owner, item in project.definitions(module, node.id, module.scope_of(node)):
+                if owner not in code:
+                    continue
+                roots = [item] if isinstance(item, FUNCTION_TYPES) else owner.methods(item)
+                new = [(owner, root) for root in owner.reach(roots) if (owner, root) not in seen]
+                seen.update(new)
+                queue += new
+                code[owner] += [root for _, root in new]
+    return {module: sorted(found, key=lambda node: node.lineno) for module, found in code.items()}

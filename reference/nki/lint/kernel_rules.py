@@ -1,14 +1,14 @@
-"""Level 1: signatures and results of kernels, and the classes that kernel code uses."""
+"""Level 1: signatures, arguments and results of kernels."""
 
 import ast
 from collections.abc import Iterator
 
 from .finding import Finding, Kind
-from .module import LEGACY_ROOT
-from .scope import Rule, Scope
+from .nki_names import dotted
+from .scope import File, FileRule, Rule, Scope
+from .value import NEW_TENSORS, new_buffer
 
-_OUTPUT = "nki.language.shared_hbm"
-_ENUM_BASES = ("Enum", "IntEnum", "StrEnum")
+_WRAPPERS = ("nki.jit", "nki.simulate")
 
 
 def keyword_only(scope: Scope) -> Iterator[Finding]:
@@ -19,25 +19,32 @@ def keyword_only(scope: Scope) -> Iterator[Finding]:
         yield scope.report(Kind.REJECTED, "keyword-only", arg, message, use)
 
 
-def list_arguments(scope: Scope) -> Iterator[Finding]:
+def list_parameters(scope: Scope) -> Iterator[Finding]:
     """A list as a kernel argument is not supported since 0.3.0."""
+    args = scope.function.args
     if scope.is_kernel:
-        for default in scope.function.args.defaults:
+        for default in [*args.defaults, *args.kw_defaults]:
             if isinstance(default, ast.List):
-                yield _list_argument(scope, default)
-    kernels = {kernel.name for kernel in scope.module.kernels}
-    for node in scope.of(ast.Call):
+                yield scope.report(Kind.REJECTED, *_list_argument(default))
+
+
+def list_arguments(file: File) -> Iterator[Finding]:
+    """Lists in calls of the file's kernels, from kernels and from the host."""
+    kernels = {kernel.name for kernel in file.module.kernels}
+    for node in file.module.bindings.scope_of:
+        if not isinstance(node, ast.Call):
+            continue
         callee = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+        if isinstance(callee, ast.Call) and file.module.called(callee) in _WRAPPERS:
+            callee = callee.args[0] if callee.args else callee
         if isinstance(callee, ast.Name) and callee.id in kernels:
             for argument in [*node.args, *(item.value for item in node.keywords)]:
                 if isinstance(argument, ast.List):
-                    yield _list_argument(scope, argument)
+                    yield file.report(Kind.REJECTED, *_list_argument(argument))
 
 
-def _list_argument(scope: Scope, node: ast.List) -> Finding:
-    return scope.report(
-        Kind.REJECTED, "list-argument", node, "list as a kernel argument", "a tuple"
-    )
+def _list_argument(node: ast.expr) -> tuple[str, ast.expr, str, str]:
+    return "list-argument", node, "list as a kernel argument", "a tuple"
 
 
 def outputs(scope: Scope) -> Iterator[Finding]:
@@ -50,74 +57,48 @@ def outputs(scope: Scope) -> Iterator[Finding]:
         return
     buffers = _buffers(scope)
     for node in scope.of(ast.Return):
+        if scope.module.scope_of(node) is not scope.function:
+            continue
         values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
         for value in values:
-            buffer = buffers.get(value.id, "") if isinstance(value, ast.Name) else ""
-            if buffer not in ("", _OUTPUT):
-                where = buffer.removeprefix("nki.language.")
+            where = buffers.get(value.id, "") if isinstance(value, ast.Name) else ""
+            if where not in ("", "shared_hbm"):
                 message = f"kernel output {ast.unparse(value or node)} is in {where}"
-                use = "buffer=nl.shared_hbm"
                 on_chip = where in ("sbuf", "psum")
                 kind = Kind.INFORMATION if on_chip else Kind.REJECTED
-                yield scope.report(kind, "output-buffer", node, message, use)
+                yield scope.report(kind, "output-buffer", node, message, "buffer=nl.shared_hbm")
 
 
 def _is_called(scope: Scope) -> bool:
     return any(
-        isinstance(node, ast.Call) and scope.module.dotted(node.func) == scope.function.name
+        isinstance(node, ast.Call) and dotted(node.func) == scope.function.name
         for device_function in scope.module.device_functions
         for node in scope.module.code_nodes(device_function)
     )
 
 
 def _buffers(scope: Scope) -> dict[str, str]:
-    """Map names that are assigned exactly once, from nl.ndarray or nl.zeros, to their buffer."""
-    assigned: dict[str, list[str]] = {}
-    for node in scope.of(ast.Assign):
-        for target in node.targets:
-            for name in ast.walk(target):
-                if isinstance(name, ast.Name):
-                    assigned.setdefault(name.id, []).append(_buffer(scope, node.value))
-    return {name: found[0] for name, found in assigned.items() if len(found) == 1}
-
-
-def _buffer(scope: Scope, value: ast.expr) -> str:
-    name = scope.module.called(value)
-    if name not in ("nki.language.ndarray", "nki.language.zeros", "nki.language.ones"):
-        return ""
-    assert isinstance(value, ast.Call)
-    for keyword in value.keywords:
-        if keyword.arg == "buffer":
-            return scope.module.nki_name(keyword.value)
-    if len(value.args) > 2:
-        return scope.module.nki_name(value.args[2])
-    return "" if any(item.arg is None for item in value.keywords) else "nki.language.sbuf"
-
-
-def classes(scope: Scope) -> Iterator[Finding]:
-    """A class used in kernel code inherits NKIObject (or Enum) and nothing else."""
-    for node in scope.of(ast.Name):
-        cls = scope.module.classes.get(node.id)
-        if cls is None:
-            continue
-        bases = [scope.module.dotted(base).split(".")[-1] for base in cls.bases]
-        if len(bases) == 1 and (bases[0] == "NKIObject" or bases[0] in _ENUM_BASES):
-            continue
-        message = f"class {cls.name} in kernel code has bases ({', '.join(bases)})"
-        use = f"class {cls.name}(NKIObject) and no other base"
-        yield scope.report(Kind.REJECTED, "class-base", node, message, use)
+    """Map names that are assigned exactly once, from nl.ndarray or the like, to their buffer."""
+    found = {}
+    for name, values in scope.module.bindings.bound[scope.function].items():
+        value = values[0]
+        if len(values) == 1 and isinstance(value, ast.Call):
+            called = scope.module.called(value)
+            if called.removeprefix("nki.language.") in NEW_TENSORS:
+                found[name] = new_buffer(scope.module, called, value)
+    return found
 
 
 def legacy_namespace(scope: Scope) -> Iterator[Finding]:
     """`neuronxcc.nki` inside a kernel does not compile since 0.4.0."""
     reported: set[str] = set()
     for node in scope.of(ast.Name):
-        if node.id in scope.module.legacy and node.id not in reported:
+        if node.id not in reported and scope.module.is_legacy(node):
             reported.add(node.id)
-            message = f"{node.id} comes from {LEGACY_ROOT}, which kernels cannot use since 0.4.0"
-            yield scope.report(
-                Kind.REMOVED, "neuronxcc", node, message, "import nki, nki.language, nki.isa"
-            )
+            message = f"{node.id} comes from neuronxcc.nki, which kernels cannot use since 0.4.0"
+            use = "import nki, nki.language, nki.isa"
+            yield scope.report(Kind.REMOVED, "neuronxcc", node, message, use)
 
 
-RULES: tuple[Rule, ...] = (keyword_only, list_arguments, outputs, classes, legacy_namespace)
+RULES: tuple[Rule, ...] = (keyword_only, list_parameters, outputs, legacy_namespace)
+FILE_RULES: tuple[FileRule, ...] = (list_arguments,)

@@ -96,7 +96,7 @@ def methods(scope: Scope) -> Iterator[Finding]:
 
 def _is_module(scope: Scope, node: ast.expr) -> bool:
     head = scope.module.dotted(node).split(".")[0]
-    return head in scope.module.plain_imports or head in scope.module.aliases
+    return scope.module.imported(head, scope.module.scope_of(node)) is not None
 
 
 def libraries(scope: Scope) -> Iterator[Finding]:
@@ -112,10 +112,15 @@ def libraries(scope: Scope) -> Iterator[Finding]:
             if getattr(scope.parent(node), "func", None) is node:
                 message = f"NumPy function {owner}.{node.attr} cannot be called"
                 yield _warn(scope, "numpy", node, message, "an argument computed before the kernel")
-        elif owner in scope.module.plain_imports and owner not in _KNOWN_MODULES:
+        elif owner not in _KNOWN_MODULES and _is_plain_import(scope, node.value):
             message = f"{owner}.{node.attr} through `import {owner}` is not found"
             use = f"import {owner} as another name, or from a package import {owner}"
             yield _warn(scope, "plain-import", node, message, use)
+
+
+def _is_plain_import(scope: Scope, node: ast.Name) -> bool:
+    imported = scope.module.imported(node.id, scope.module.scope_of(node))
+    return imported is not None and imported.plain
 
 
 RULES: tuple[Rule, ...] = (builtins, methods, libraries)

@@ -88,10 +88,10 @@ def isa_results(scope: Scope) -> Iterator[Finding]:
 
 def nested_functions(scope: Scope) -> Iterator[Finding]:
     """Local functions are rejected; the bodies of dynamic loops need them (0.6.0)."""
-    bodies = scope.module.loop_bodies(scope.function)
+    bodies = scope.bodies
     for node in scope.of(ast.FunctionDef):
-        if node.name in bodies:
-            message = f"{node.name} is the local body of nl.{bodies[node.name]}"
+        if node in bodies:
+            message = f"{node.name} is the local body of nl.{bodies[node]}"
             yield scope.report(Kind.INFORMATION, "loop-body", node, message)
         else:
             message = f"local function {node.name} is rejected"

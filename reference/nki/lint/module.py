@@ -1,116 +1,84 @@
-"""One parsed source file: its NKI names, and which of its functions are kernel code."""
+"""One parsed source file: its names, and which of its functions are kernel code."""
 
 import ast
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
-# The names under which kernels know the NKI modules, whatever file re-exports them.
-CONVENTIONAL = {
-    "nki": "nki",
-    "nl": "nki.language",
-    "nisa": "nki.isa",
-    "ncc": "nki.collectives",
-}
-LEGACY_ROOT = "neuronxcc.nki"
-_DEVICE_CALLS = ("nki.isa.", "nki.language.", "nki.collectives.")
-_DYNAMIC_LOOPS = ("nki.language.fori_loop", "nki.language.while_loop")
+from .bindings import FUNCTION_TYPES, Bindings, Function, Imported, Scope
+from .nki_names import NkiNames, dotted
 
-FUNCTION_TYPES = (ast.FunctionDef, ast.AsyncFunctionDef)
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+_DEVICE_CALLS = ("nki.isa.", "nki.language.", "nki.collectives.")
 
 
 class Module:
-    """A source file with what its names mean.
+    """A source file with what its names mean."""
 
-    `aliases` maps local names to dotted NKI names (`nl` to `nki.language`), with the old
-    `neuronxcc.nki` mapped to `nki`; `legacy` holds the local names that came from there.
-    """
+    def __init__(
+        self, path: str, source: str | bytes, runtime: Mapping[str, str] | None = None
+    ) -> None:
+        """Parse `source`; raises SyntaxError if it is not Python.
 
-    def __init__(self, path: str, source: str) -> None:
-        """Parse `source`; raises SyntaxError if it is not Python."""
+        `runtime` maps names of the running module to the NKI names that they turned out to be.
+        """
         self.path = path
         self.tree = ast.parse(source, path)
-        self.aliases: dict[str, str] = {}
-        self.legacy: set[str] = set()
-        self.plain_imports: set[str] = set()
+        self.bindings = Bindings(self.tree)
+        self.parents = self.bindings.parents
+        self._names = NkiNames(self.bindings, runtime or {})
         self.functions: dict[str, Function] = {}
         self.classes: dict[str, ast.ClassDef] = {}
-        self.parents: dict[ast.AST, ast.AST] = {}
-        for parent in ast.walk(self.tree):
-            for child in ast.iter_child_nodes(parent):
-                self.parents[child] = parent
-            if isinstance(parent, ast.Import):
-                self._import(parent)
-            elif isinstance(parent, ast.ImportFrom):
-                self._import_from(parent)
-        for node in self.tree.body:
-            if isinstance(node, FUNCTION_TYPES):
-                self.functions[node.name] = node
-            elif isinstance(node, ast.ClassDef):
-                self.classes[node.name] = node
-
-    def _import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            local = alias.asname or alias.name.split(".")[0]
-            target = alias.name if alias.asname else local
-            if alias.asname is None:
-                self.plain_imports.add(local)
-            self._bind(local, target, legacy=alias.name.startswith(LEGACY_ROOT))
-
-    def _import_from(self, node: ast.ImportFrom) -> None:
-        source = "." * node.level + (node.module or "")
-        for alias in node.names:
-            local = alias.asname or alias.name
-            target = f"{source}.{alias.name}"
-            if not _is_nki(target):
-                target = CONVENTIONAL.get(alias.name, "")
-            self._bind(local, target, legacy=source.startswith("neuronxcc"))
-
-    def _bind(self, local: str, target: str, *, legacy: bool) -> None:
-        if not _is_nki(target):
-            return
-        if legacy:
-            self.legacy.add(local)
-        if target.startswith(LEGACY_ROOT):
-            target = target.removeprefix("neuronxcc.")
-        self.aliases[local] = target
+        for name, values in self.bindings.bound[self.tree].items():
+            for value in values:
+                if isinstance(value, FUNCTION_TYPES):
+                    self.functions[name] = value
+                elif isinstance(value, ast.ClassDef):
+                    self.classes[name] = value
 
     def dotted(self, node: ast.AST) -> str:
         """Return `a.b.c` for a chain of plain names, else ""."""
-        if isinstance(node, ast.Name):
-            return node.id
-        if isinstance(node, ast.Attribute):
-            base = self.dotted(node.value)
-            return f"{base}.{node.attr}" if base else ""
-        return ""
+        return dotted(node)
 
     def nki_name(self, node: ast.AST) -> str:
         """Return the full NKI name of an expression (`nki.isa.dma_copy`), else ""."""
-        dotted = self.dotted(node)
-        if not dotted:
-            return ""
-        head, _, rest = dotted.partition(".")
-        target = self.aliases.get(head, "")
-        if target == "neuronxcc":
-            return dotted.removeprefix("neuronxcc.") if dotted.startswith(LEGACY_ROOT) else ""
-        if not target or not rest:
-            return target if target not in CONVENTIONAL.values() else ""
-        return f"{target}.{rest}"
+        return self._names.name(node)
+
+    def is_legacy(self, node: ast.Name) -> bool:
+        """Whether a name comes from `neuronxcc.nki`."""
+        return self._names.is_legacy(node)
 
     def called(self, node: ast.AST) -> str:
         """Return the full NKI name of the function that a call node calls, else ""."""
         return self.nki_name(node.func) if isinstance(node, ast.Call) else ""
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        """Return the module, class or function whose names a node sees."""
+        return self.bindings.scope_of[node]
+
+    def imported(self, name: str, scope: Scope) -> Imported | None:
+        """Return the import that a name comes from, None if it is bound otherwise."""
+        found = self.bindings.find(name, scope)
+        values = found[1] if found else []
+        return next((item for item in values if isinstance(item, Imported)), None)
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """Return the class of the file that a name means."""
+        if not isinstance(node, ast.Name):
+            return None
+        for item in self.bindings.definitions(node.id, self.scope_of(node)):
+            if isinstance(item, ast.ClassDef):
+                return item
+        return None
 
     @cached_property
     def kernels(self) -> frozenset[Function]:
         """The functions, at any depth, that `nki.jit` wraps as a decorator or in a call."""
         wrapped: set[str] = set()
         functions = []
-        for node in ast.walk(self.tree):
+        for node in self.bindings.scope_of:
             if isinstance(node, FUNCTION_TYPES):
                 functions.append(node)
-            elif isinstance(node, ast.Call) and self.called(node) == "nki.jit":
+            elif self.called(node) in ("nki.jit", "nki.simulate") and isinstance(node, ast.Call):
                 wrapped |= {arg.id for arg in node.args if isinstance(arg, ast.Name)}
         return frozenset(
             node for node in functions if node.name in wrapped or self._is_decorated(node)
@@ -135,8 +103,13 @@ class Module:
             if any(name.startswith(_DEVICE_CALLS) for name in calls):
                 queue.append(node)
         for cls in self.classes.values():
-            if any(self.dotted(base).split(".")[-1] == "NKIObject" for base in cls.bases):
+            if any(dotted(base).split(".")[-1] == "NKIObject" for base in cls.bases):
                 queue += self.methods(cls)
+        return self.reach(queue)
+
+    def reach(self, roots: Iterable[Function]) -> list[Function]:
+        """Return the functions of this file that some of it reach by name, with themselves."""
+        queue = list(roots)
         found: set[Function] = set()
         while queue:
             function = queue.pop()
@@ -145,32 +118,54 @@ class Module:
             found.add(function)
             for child in self.code_nodes(function):
                 if isinstance(child, ast.Name):
-                    queue += self.named(child.id)
+                    queue += self._reached(child, set())
         return sorted(found, key=lambda node: node.lineno)
 
     def methods(self, cls: ast.ClassDef) -> list[Function]:
         """Return the methods of a class."""
         return [node for node in cls.body if isinstance(node, FUNCTION_TYPES)]
 
-    def named(self, name: str) -> list[Function]:
-        """Return the function of the file with a name, or the methods of the class with it."""
-        if name in self.functions:
-            return [self.functions[name]]
-        return self.methods(self.classes[name]) if name in self.classes else []
+    def _reached(self, name: ast.Name, seen: set[str]) -> list[Function]:
+        """Return the functions that a name leads to.
 
-    def loop_bodies(self, function: Function) -> dict[str, str]:
-        """Return the local functions given to a dynamic loop: name to the loop's name."""
-        bodies = {}
-        for node in ast.walk(function):
-            name = self.called(node)
-            if name in _DYNAMIC_LOOPS and isinstance(node, ast.Call):
-                position = 2 if name.endswith("fori_loop") else 1
-                arguments = node.args[position : position + 1]
-                arguments += [item.value for item in node.keywords if item.arg == "body_fun"]
-                for argument in arguments:
-                    if isinstance(argument, ast.Name):
-                        bodies[argument.id] = name.rsplit(".", 1)[1]
-        return bodies
+        That is the function or the methods of the class of that name, those that a container, an
+        alias or a functools.partial of that name holds, and the class of an object of that name.
+        """
+        found = self.bindings.find(name.id, self.scope_of(name))
+        if found is None or name.id in seen:
+            return []
+        seen.add(name.id)
+        functions: list[Function] = []
+        for value in found[1]:
+            if isinstance(value, FUNCTION_TYPES):
+                functions.append(value)
+            elif isinstance(value, ast.ClassDef):
+                functions += self.methods(value)
+            elif isinstance(value, ast.expr):
+                for held in self._held(value):
+                    functions += self._reached(held, seen)
+        return functions
+
+    def _held(self, value: ast.expr) -> Iterator[ast.Name]:
+        """Yield the names whose functions a value holds."""
+        if isinstance(value, ast.Name):
+            if value in self.bindings.scope_of:
+                yield value
+            return
+        inner: list[ast.expr] = []
+        if isinstance(value, ast.Tuple | ast.List | ast.Set):
+            inner = value.elts
+        elif isinstance(value, ast.Dict):
+            inner = value.values
+        elif isinstance(value, ast.IfExp):
+            inner = [value.body, value.orelse]
+        elif isinstance(value, ast.Call):
+            if dotted(value.func).split(".")[-1] == "partial":
+                inner = [*value.args, *(item.value for item in value.keywords)]
+            elif self.class_of(value.func) is not None:
+                inner = [value.func]
+        for item in inner:
+            yield from self._held(item)
 
     def code_nodes(self, function: Function) -> Iterator[ast.AST]:
         """Walk what runs in a function: body and defaults, not annotations or decorators.
@@ -190,7 +185,3 @@ class Module:
                     continue
                 children = value if isinstance(value, list) else [value]
                 queue += [child for child in children if isinstance(child, ast.AST)]
-
-
-def _is_nki(target: str) -> bool:
-    return target == "nki" or target.startswith(("nki.", LEGACY_ROOT)) or target == "neuronxcc"

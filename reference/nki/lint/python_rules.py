@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 
 from .finding import Finding, Kind
-from .scope import Rule, Scope, is_none, literal_int
+from .scope import Rule, Scope, constant_int, is_none
 
 _LOOP = "a for loop that appends to a list"
 _OUTSIDE: dict[type[ast.AST], tuple[str, str, str]] = {
@@ -80,43 +80,27 @@ def with_blocks(scope: Scope) -> Iterator[Finding]:
 
 def dict_keys(scope: Scope) -> Iterator[Finding]:
     """Dicts have string keys."""
-    dicts = _names_of_dicts(scope)
-    for node in scope.of(ast.Dict):
-        for key in node.keys:
-            if isinstance(key, ast.Constant) and not isinstance(key.value, str):
-                yield _dict_key(scope, key)
-    for item in scope.of(ast.Subscript):
-        if isinstance(item.value, ast.Name) and item.value.id in dicts:
-            index = item.slice
-            not_string = isinstance(index, ast.Constant) and not isinstance(index.value, str)
-            if not_string or isinstance(index, ast.Tuple):
-                yield _dict_key(scope, index)
-
-
-def _dict_key(scope: Scope, key: ast.expr) -> Finding:
-    message = f"dict key {ast.unparse(key)} is not a string"
-    return scope.report(Kind.REJECTED, "dict-key", key, message, "a string key or a list")
-
-
-def _names_of_dicts(scope: Scope) -> set[str]:
-    """Return the local names that only ever hold a new dict."""
-    dicts: set[str] = set()
-    others: set[str] = set(scope.parameters)
-    for node in scope.of(ast.Assign):
-        is_dict = isinstance(node.value, ast.Dict) or (
-            isinstance(node.value, ast.Call) and scope.module.dotted(node.value.func) == "dict"
-        )
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                (dicts if is_dict else others).add(target.id)
-    return dicts - others
+    for node in scope.nodes:
+        keys: list[ast.expr | None] = []
+        if isinstance(node, ast.Dict):
+            keys = list(node.keys)
+        elif isinstance(node, ast.Subscript) and scope.value(node.value).kind == "dict":
+            keys = [node.slice]
+        for key in keys:
+            if key is not None and scope.value(key).kind not in ("", "str"):
+                message = f"dict key {ast.unparse(key)} is not a string"
+                use = "a string key, as f'{key}', or a list"
+                yield scope.report(Kind.REJECTED, "dict-key", key, message, use)
 
 
 def wide_integers(scope: Scope) -> Iterator[Finding]:
     """Integers have 32 bits."""
-    for node in scope.of(ast.Constant):
-        value = literal_int(node)
-        if value is not None and not _MIN_INT <= value <= _MAX_INT:
+    for node in scope.nodes:
+        if not isinstance(node, ast.Constant | ast.BinOp | ast.UnaryOp):
+            continue
+        value = constant_int(node)
+        outer = constant_int(scope.parent(node)) is not None
+        if value is not None and not outer and not _MIN_INT <= value <= _MAX_INT:
             message = f"integer {value} needs more than 32 bits"
             yield scope.report(Kind.REJECTED, "wide-integer", node, message, "32-bit integers")
 

@@ -1,140 +1,106 @@
-"""Level 1: registers in Python control flow, and the loops that run on the device."""
+"""Level 1: registers where the kernel is built, which is before they have a value."""
 
 import ast
 from collections.abc import Iterator
 
 from .finding import Finding, Kind
-from .scope import Rule, Scope, literal_int
+from .scope import Rule, Scope, is_none
 
-_DYNAMIC_CALLS = ("nki.language.fori_loop", "nki.language.while_loop")
-_DYNAMIC_RANGE = "nki.language.dynamic_range"
+_CONVERSIONS = ("int", "range", "bool", "float", "round", "divmod")
 _WRITES = ("nki.isa.register_move", "nki.isa.register_load")
+_MASKING = "arithmetic masking on the device, or nl.while_loop"
 
 
-def python_control_flow(scope: Scope) -> Iterator[Finding]:
-    """A register has no value while the kernel is built: no if, while, int() or range()."""
-    registers = _allocated(scope) | set(_induction(scope))
+def _is_register(scope: Scope, node: ast.AST) -> bool:
+    return scope.value(node).kind == "register"
+
+
+def conditions(scope: Scope) -> Iterator[Finding]:
+    """A register in if, while, assert, `and`, `or`, `not` or a conditional expression."""
     for node in scope.nodes:
-        if not isinstance(node, ast.If | ast.While | ast.IfExp):
-            continue
-        for name in _tested(node.test):
-            if name not in registers:
-                continue
-            if isinstance(node, ast.While):
-                message = f"while on register {name} is deprecated since 0.6.0"
-                yield scope.report(
-                    Kind.DEPRECATED, "while-register", node, message, "nl.while_loop(init, body)"
-                )
-            else:
-                message = f"register {name} in a Python condition"
-                use = "arithmetic masking on the device, or nl.while_loop"
-                yield scope.report(Kind.REJECTED, "register-condition", node, message, use)
-    for call in scope.of(ast.Call):
-        if isinstance(call.func, ast.Name) and call.func.id in ("int", "range", "bool"):
-            for argument in call.args:
-                if isinstance(argument, ast.Name) and argument.id in registers:
-                    message = f"{call.func.id}() of register {argument.id}"
-                    use = "nl.fori_loop with the register as a bound"
-                    yield scope.report(Kind.REJECTED, "register-condition", call, message, use)
+        if isinstance(node, ast.While) and _is_register(scope, node.test):
+            message = f"while on register {ast.unparse(node.test)} is deprecated since 0.6.0"
+            use = "nl.while_loop(init, body)"
+            yield scope.report(Kind.DEPRECATED, "while-register", node, message, use)
+        elif isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+            for register in _tested(scope, node.test):
+                message = f"register {ast.unparse(register)} in a Python condition"
+                yield scope.report(Kind.REJECTED, "register-condition", node, message, _MASKING)
 
 
-def _tested(test: ast.expr) -> Iterator[str]:
-    """Yield the names whose value a condition needs."""
-    if isinstance(test, ast.Name):
-        yield test.id
-    elif isinstance(test, ast.UnaryOp):
-        yield from _tested(test.operand)
+def _tested(scope: Scope, test: ast.expr) -> Iterator[ast.expr]:
+    """Yield the registers whose value a condition needs."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _tested(scope, test.operand)
     elif isinstance(test, ast.BoolOp):
         for value in test.values:
-            yield from _tested(value)
+            yield from _tested(scope, value)
     elif isinstance(test, ast.Compare):
-        for side in [test.left, *test.comparators]:
-            yield from _tested(side)
+        sides = [test.left, *test.comparators]
+        identity = any(isinstance(item, ast.Is | ast.IsNot) for item in test.ops)
+        if not identity and not any(is_none(side) for side in sides):
+            yield from (side for side in sides if _is_register(scope, side))
+    elif _is_register(scope, test):
+        yield test
 
 
-def _allocated(scope: Scope) -> set[str]:
-    """Return the names that only ever hold a result of nisa.register_alloc."""
-    registers: set[str] = set()
-    others: set[str] = set()
-    for node in scope.of(ast.Assign):
-        is_register = scope.module.called(node.value) == "nki.isa.register_alloc"
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                (registers if is_register else others).add(target.id)
-    return registers - others
+def conversions(scope: Scope) -> Iterator[Finding]:
+    """A register as int(), float(), range(), a Python index or a shape."""
+    for node in scope.nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id
+            builtin = scope.module.bindings.find(name, scope.module.scope_of(node)) is None
+            for argument in node.args if builtin and name in _CONVERSIONS else ():
+                if _is_register(scope, argument):
+                    message = f"{name}() of register {ast.unparse(argument)}"
+                    use = "nl.fori_loop with the register as a bound"
+                    if name != "range":
+                        use = "the register itself as an operand, offset or loop bound"
+                    yield scope.report(Kind.REJECTED, "register-condition", node, message, use)
+        elif isinstance(node, ast.Subscript) and _is_register(scope, node.slice):
+            if scope.value(node.value).kind in ("list", "tuple", "str"):
+                message = f"register {ast.unparse(node.slice)} as the index of a Python sequence"
+                use = "a tensor that holds the values, read at .ap(scalar_offset=...)"
+                yield scope.report(Kind.REJECTED, "register-condition", node, message, use)
 
 
-def _induction(scope: Scope) -> dict[str, ast.AST]:
-    """Return the loop variables of dynamic_range loops and fori_loop bodies."""
-    found: dict[str, ast.AST] = {}
-    for node in scope.of(ast.For):
-        if scope.module.called(node.iter) == _DYNAMIC_RANGE and isinstance(node.target, ast.Name):
-            found[node.target.id] = node
-    for body in _bodies(scope, "fori_loop"):
-        for arg in body.args.args[:1]:
-            found[arg.arg] = body
-    return found
+def arithmetic(scope: Scope) -> Iterator[Finding]:
+    """Python arithmetic on the register that counts a loop."""
+    for node in scope.of(ast.BinOp):
+        for side in (node.left, node.right):
+            if isinstance(side, ast.Name) and _loop_of(scope, side) is not None:
+                message = f"Python arithmetic on loop register {side.id}"
+                use = "a step of the loop, a stride of .ap(), or arithmetic on a [1, 1] tile"
+                yield scope.report(Kind.REJECTED, "register-arithmetic", node, message, use)
 
 
-def _bodies(scope: Scope, loop: str) -> list[ast.FunctionDef]:
-    names = scope.module.loop_bodies(scope.function)
-    return [node for node in scope.of(ast.FunctionDef) if names.get(node.name) == loop]
+def _loop_of(scope: Scope, node: ast.Name) -> ast.AST | None:
+    """Return the loop whose counting register a name is."""
+    found = scope.module.bindings.find(node.id, scope.module.scope_of(node))
+    for body, loop in scope.bodies.items():
+        first = body.args.args[:1]
+        if loop == "fori_loop" and found is not None and found[0] is body:
+            if first and first[0].arg == node.id and found[1] == [None]:
+                return body
+    for loop_node in scope.of(ast.For):
+        if scope.module.called(loop_node.iter) == "nki.language.dynamic_range":
+            if isinstance(loop_node.target, ast.Name) and loop_node.target.id == node.id:
+                return loop_node
+    return None
 
 
 def induction_writes(scope: Scope) -> Iterator[Finding]:
     """The register that counts a dynamic loop is read only."""
-    induction = _induction(scope)
     for name, node in scope.calls:
         if name not in _WRITES:
             continue
         targets = node.args[:1] + [item.value for item in node.keywords if item.arg == "dst"]
         for target in targets:
-            loop = induction.get(target.id) if isinstance(target, ast.Name) else None
+            loop = _loop_of(scope, target) if isinstance(target, ast.Name) else None
             if loop is not None and any(child is node for child in ast.walk(loop)):
                 message = f"write to loop register {ast.unparse(target)}"
                 use = "a condition in nl.while_loop to leave early"
                 yield scope.report(Kind.REJECTED, "induction-write", node, message, use)
 
 
-def reordering(scope: Scope) -> Iterator[Finding]:
-    """A dynamic loop cannot sit inside nl.no_reorder()."""
-    for block in scope.of(ast.With):
-        managers = [scope.module.called(item.context_expr) for item in block.items]
-        if "nki.language.no_reorder" not in managers:
-            continue
-        for node in ast.walk(block):
-            call = node.iter if isinstance(node, ast.For) else node
-            name = scope.module.called(call)
-            if name in _DYNAMIC_CALLS or (name == _DYNAMIC_RANGE and isinstance(node, ast.For)):
-                use = "nl.no_reorder() inside the loop body"
-                message = "dynamic loop inside nl.no_reorder()"
-                yield scope.report(Kind.REJECTED, "loop-in-no-reorder", node, message, use)
-
-
-def loop_bodies(scope: Scope) -> Iterator[Finding]:
-    """fori_loop bodies return nothing and count up; while_loop bodies return the condition."""
-    for body in _bodies(scope, "fori_loop"):
-        for node in ast.walk(body):
-            if isinstance(node, ast.Return) and node.value is not None:
-                message = f"{body.name} returns a value to nl.fori_loop"
-                use = "state in SBUF or HBM that the body updates in place"
-                yield scope.report(Kind.REJECTED, "fori-loop-body", node, message, use)
-    for body in _bodies(scope, "while_loop"):
-        returns = [node for node in ast.walk(body) if isinstance(node, ast.Return)]
-        if not any(node.value is not None for node in returns):
-            message = f"{body.name} returns no condition to nl.while_loop"
-            yield scope.report(
-                Kind.REJECTED, "while-loop-body", body, message, "return of the condition register"
-            )
-    for name, node in scope.calls:
-        if name == "nki.language.fori_loop":
-            steps = node.args[3:4] + [item.value for item in node.keywords if item.arg == "step"]
-            for step in steps:
-                value = literal_int(step)
-                if value is not None and value < 1:
-                    message = f"nl.fori_loop step {value}"
-                    use = "a positive compile-time integer; the loop only counts up"
-                    yield scope.report(Kind.REJECTED, "fori-loop-step", step, message, use)
-
-
-RULES: tuple[Rule, ...] = (python_control_flow, induction_writes, reordering, loop_bodies)
+RULES: tuple[Rule, ...] = (conditions, conversions, arithmetic, induction_writes)

@@ -1,23 +1,55 @@
-"""One function of kernel code, as the rules see it."""
+"""A file, and one function of its kernel code, as the rules see them."""
 
 import ast
+import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeVar
 
+from .bindings import Function
 from .finding import Finding, Kind
-from .module import Function, Module
+from .loops import Loops
+from .module import Module
+from .value import Value
+from .values import Values
 
 NodeT = TypeVar("NodeT", bound=ast.AST)
+
+
+class File:
+    """A module with what the rules of all its functions share."""
+
+    def __init__(self, module: Module, loops: Loops) -> None:
+        self.module = module
+        self._loops = loops
+
+    @cached_property
+    def bodies(self) -> dict[Function, str]:
+        """Return the functions that are bodies of dynamic loops, with the name of the loop."""
+        return self._loops.bodies(self.module)
+
+    @cached_property
+    def values(self) -> Values:
+        """Return the kinds of the file's values."""
+        return Values(self.module, self.bodies)
+
+    def report(
+        self, kind: Kind, rule: str, node: ast.AST, message: str, replacement: str = ""
+    ) -> Finding:
+        """Return a finding at a node (at line 1 for nodes without a place)."""
+        line = getattr(node, "lineno", 1)
+        column = getattr(node, "col_offset", 0) + 1
+        return Finding(self.module.path, line, column, rule, kind, message, replacement)
 
 
 class Scope:
     """A function with the nodes that run in it and shorthands for what rules ask."""
 
-    def __init__(self, module: Module, function: Function) -> None:
-        self.module = module
+    def __init__(self, file: File, function: Function) -> None:
+        self.file = file
+        self.module = file.module
         self.function = function
-        self.is_kernel = function in module.kernels
+        self.is_kernel = function in file.module.kernels
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -42,6 +74,17 @@ class Scope:
         args = self.function.args
         return tuple(arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs])
 
+    @cached_property
+    def bodies(self) -> dict[Function, str]:
+        """Return the function itself and its local functions that run as bodies of a loop."""
+        bodies = self.file.bodies
+        own = {self.function: bodies[self.function]} if self.function in bodies else {}
+        return own | {node: bodies[node] for node in self.of(ast.FunctionDef) if node in bodies}
+
+    def value(self, node: ast.AST) -> Value:
+        """Return the kind of an expression's value."""
+        return self.file.values.of(node)
+
     def parent(self, node: ast.AST) -> ast.AST:
         """Return the node that holds `node`."""
         return self.module.parents[node]
@@ -50,12 +93,16 @@ class Scope:
         self, kind: Kind, rule: str, node: ast.AST, message: str, replacement: str = ""
     ) -> Finding:
         """Return a finding at a node (at the function itself for nodes without a place)."""
-        line = getattr(node, "lineno", self.function.lineno)
-        column = getattr(node, "col_offset", self.function.col_offset) + 1
-        return Finding(self.module.path, line, column, rule, kind, message, replacement)
+        place = node if hasattr(node, "lineno") else self.function
+        return self.file.report(kind, rule, place, message, replacement)
+
+    def warn(self, rule: str, node: ast.AST, message: str, replacement: str = "") -> Finding:
+        """Return a warning about the open front end."""
+        return self.report(Kind.FRONT_END, rule, node, message, replacement)
 
 
 Rule = Callable[[Scope], Iterator[Finding]]
+FileRule = Callable[[File], Iterator[Finding]]
 
 
 def literal_int(node: ast.AST | None) -> int | None:
@@ -66,6 +113,28 @@ def literal_int(node: ast.AST | None) -> int | None:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     return None
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.LShift: operator.lshift,
+    ast.Pow: operator.pow,
+}
+
+
+def constant_int(node: ast.AST | None) -> int | None:
+    """Return the value of an integer literal, or of +, -, *, << and ** of such."""
+    if not isinstance(node, ast.BinOp):
+        return literal_int(node)
+    left, right = constant_int(node.left), constant_int(node.right)
+    function = _OPERATORS.get(type(node.op))
+    if function is None or left is None or right is None or not 0 <= right < 2**33:
+        return None
+    if isinstance(node.op, ast.LShift | ast.Pow) and right > 64:
+        return None
+    return function(left, right)
 
 
 def is_none(node: ast.AST | None) -> bool:

@@ -8,6 +8,7 @@ from types import ModuleType
 # Modules whose every public name is known; `nki` itself also holds framework glue.
 COMPLETE = ("nki.isa", "nki.language", "nki.collectives")
 _SUBMODULES = {"nki.isa.constants"}
+_PACKAGE = __package__.rpartition(".")[0]
 
 
 @cache
@@ -33,11 +34,27 @@ def signature(name: str) -> inspect.Signature | None:
     owner, _, attribute = name.rpartition(".")
     module = _module(owner) if owner in COMPLETE else None
     function = getattr(module, attribute, None)
-    return inspect.signature(function) if inspect.isfunction(function) else None
+    known = inspect.isfunction(function) or "__signature__" in getattr(function, "__dict__", ())
+    return inspect.signature(function) if function is not None and known else None
+
+
+@cache
+def by_identity() -> dict[int, str]:
+    """Return the NKI names of the interpreter's modules, functions and classes, by id."""
+    found = {}
+    for owner in ("nki", *COMPLETE):
+        module = _module(owner)
+        if module is not None:
+            found[id(module)] = owner
+            for name in names(owner):
+                value = getattr(module, name)
+                if callable(value) and (value.__module__ or "").startswith(_PACKAGE):
+                    found.setdefault(id(value), f"{owner}.{name}")
+    return found
 
 
 def _module(name: str) -> ModuleType | None:
     try:
-        return importlib.import_module(name.replace("nki.", "..", 1), __package__)
+        return importlib.import_module(f"..{name.removeprefix('nki').lstrip('.')}", __package__)
     except ModuleNotFoundError:
         return None

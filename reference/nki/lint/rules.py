@@ -1,0 +1,36 @@
+"""The rules by level."""
+
+from . import (
+    api_rules,
+    class_rules,
+    host_rules,
+    kernel_rules,
+    klr_calls,
+    klr_expressions,
+    klr_statements,
+    loop_rules,
+    python_rules,
+    register_rules,
+    state_rules,
+    value_rules,
+)
+from .scope import FileRule, Rule
+
+LEVEL_1: tuple[Rule, ...] = (
+    *python_rules.RULES,
+    *kernel_rules.RULES,
+    *class_rules.RULES,
+    *state_rules.RULES,
+    *register_rules.RULES,
+    *loop_rules.RULES,
+    *value_rules.RULES,
+    *api_rules.RULES,
+)
+LEVEL_2: tuple[Rule, ...] = (
+    *klr_statements.RULES,
+    *klr_expressions.RULES,
+    *klr_calls.RULES,
+)
+OF_FILES: tuple[FileRule, ...] = (*kernel_rules.FILE_RULES, *host_rules.RULES)
+# Names that do not exist are left to the run, which sees whether they are reached.
+BEFORE_RUN: tuple[Rule, ...] = tuple(rule for rule in LEVEL_1 if rule != api_rules.unknown_names)
