@@ -9,6 +9,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.AST  # ast.Module, a function or a class
 
 
+_BINDING = frozenset(
+    (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    + (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.For, ast.AsyncFor)
+    + (ast.comprehension, ast.withitem, ast.ExceptHandler)
+)
+
+
 class Imported(NamedTuple):
     """`import module as x` (name "") or `from module import name as x`."""
 
@@ -40,7 +47,8 @@ class Bindings:
         while stack:
             node, scope = stack.pop()
             self.scope_of[node] = scope
-            self._visit(node, scope)
+            if type(node) in _BINDING:
+                self._visit(node, scope)
             children = list(self._children(node, scope))
             for child, _ in children:
                 self.parents[child] = node
@@ -48,11 +56,15 @@ class Bindings:
 
     def _children(self, node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
         own = isinstance(node, FUNCTION_TYPES + (ast.ClassDef,))
-        for field, value in ast.iter_fields(node):
+        for field in node._fields:
+            value = getattr(node, field, None)
             inner = node if own and field == "body" else scope
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield child, inner
+            if isinstance(value, list):
+                for child in value:
+                    if isinstance(child, ast.AST):
+                        yield child, inner
+            elif isinstance(value, ast.AST):
+                yield value, inner
 
     def _visit(self, node: ast.AST, scope: Scope) -> None:
         """Record what a node binds."""
@@ -77,13 +89,13 @@ class Bindings:
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(scope, target, node.value)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self._assign(scope, node.target, node.value)
-        elif isinstance(node, ast.NamedExpr):
-            self._assign(scope, node.target, node.value)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            left = ast.Name(node.target.id, ast.Load())
-            self._bind(scope, node.target.id, ast.BinOp(left, node.op, node.value))
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+            if node.value is not None:
+                self._assign(scope, node.target, node.value)
+        elif isinstance(node, ast.AugAssign):
+            if isinstance(node.target, ast.Name):
+                left = ast.Name(node.target.id, ast.Load())
+                self._bind(scope, node.target.id, ast.BinOp(left, node.op, node.value))
         elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
             self._unpack(scope, node.target, node.iter)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:

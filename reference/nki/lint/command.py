@@ -42,7 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps({key: [_fields(i) for i in items] for key, items in lists.items()}))
     else:
         for finding in findings:
-            if 1 <= finding.kind.level <= args.level or (args.information and not finding.kind.level):
+            if 1 <= finding.kind.level <= args.level or (
+                args.information and not finding.kind.level
+            ):
                 print(finding)
     counts = Counter(finding.kind.level for finding in findings)
     summary = f"{counts[1]} at level 1, {counts[2]} at level 2, {counts[0]} for information"

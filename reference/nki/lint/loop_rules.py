@@ -78,6 +78,8 @@ def steps(scope: Scope) -> Iterator[Finding]:
 
 def carried_registers(scope: Scope) -> Iterator[Finding]:
     """A register that an inner dynamic loop carries on does not compile (known issue, 0.4.0)."""
+    if not any(name in _WRITES for name, _ in scope.calls):
+        return
     inner: set[ast.AST] = set()
     for outer in dynamic_loops(scope, scope.function):
         for region in _regions(scope, outer):

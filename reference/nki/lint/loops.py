@@ -26,14 +26,19 @@ class Loops:
             found: dict[Function, str] = {}
             for node in module.bindings.scope_of:
                 if isinstance(node, ast.Call):
-                    for argument, loop in self._body_arguments(module, node):
+                    for argument, loop in self._body_arguments(module, node, frozenset()):
                         for function in _functions(module, argument):
                             found[function] = loop
             self._bodies[module] = found
         return self._bodies[module]
 
-    def _body_arguments(self, module: Module, call: ast.Call) -> Iterator[tuple[ast.expr, str]]:
-        """Yield the arguments of a call that run as a loop's body, with the name of the loop."""
+    def _body_arguments(
+        self, module: Module, call: ast.Call, parameters: frozenset[str]
+    ) -> Iterator[tuple[ast.expr, str]]:
+        """Yield the arguments of a call that run as a loop's body, with the name of the loop.
+
+        Arguments are functions of the file, or among `parameters` of the function that calls.
+        """
         name = module.called(call)
         if name in DYNAMIC_LOOPS:
             position = DYNAMIC_LOOPS[name]
@@ -41,7 +46,9 @@ class Loops:
             arguments += [item.value for item in call.keywords if item.arg == "body_fun"]
             for argument in arguments:
                 yield argument, name.rpartition(".")[2]
-        elif not name and any(_may_be_function(module, item) for item in _arguments(call)):
+        elif not name and any(
+            _may_be_function(module, item, parameters) for item in _arguments(call)
+        ):
             callees = list(self._callees(module, call))
             for position, argument in enumerate(call.args):
                 yield from self._agreed(callees, argument, position, "")
@@ -88,12 +95,13 @@ class Loops:
         """Return the parameters that a function gives to a dynamic loop, with the loop's name."""
         if function not in self._passed_on:
             self._passed_on[function] = {}
-            parameters = {arg.arg for arg in [*function.args.posonlyargs, *function.args.args]}
-            parameters |= {arg.arg for arg in function.args.kwonlyargs}
+            args = function.args
+            every = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+            parameters = frozenset(arg.arg for arg in every)
             found = {}
             for node in ast.walk(function):
                 if isinstance(node, ast.Call):
-                    for argument, loop in self._body_arguments(module, node):
+                    for argument, loop in self._body_arguments(module, node, parameters):
                         if isinstance(argument, ast.Name) and argument.id in parameters:
                             found[argument.id] = loop
             self._passed_on[function] = found
@@ -104,14 +112,10 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(item.value for item in call.keywords)]
 
 
-def _may_be_function(module: Module, node: ast.expr) -> bool:
-    """Whether an argument is a function of the file, or a parameter, which may be one."""
-    if next(_functions(module, node), None) is not None:
+def _may_be_function(module: Module, node: ast.expr, parameters: frozenset[str]) -> bool:
+    if isinstance(node, ast.Name) and node.id in parameters:
         return True
-    found = (
-        module.bindings.find(node.id, module.scope_of(node)) if isinstance(node, ast.Name) else None
-    )
-    return found is not None and isinstance(found[0], FUNCTION_TYPES) and None in found[1]
+    return next(_functions(module, node), None) is not None
 
 
 def _functions(

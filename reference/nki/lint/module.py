@@ -180,8 +180,11 @@ class Module:
             if node in self.kernels:
                 continue
             yield node
-            for field, value in ast.iter_fields(node):
+            for field in node._fields:
+                value = getattr(node, field, None)
                 if field in ("annotation", "returns", "decorator_list"):
                     continue
-                children = value if isinstance(value, list) else [value]
-                queue += [child for child in children if isinstance(child, ast.AST)]
+                if isinstance(value, list):
+                    queue += [child for child in value if isinstance(child, ast.AST)]
+                elif isinstance(value, ast.AST):
+                    queue.append(value)

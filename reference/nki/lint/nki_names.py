@@ -40,13 +40,19 @@ class NkiNames:
         self.bindings = bindings
         self.runtime = runtime
         self._known: dict[tuple[Scope, str], str] = {}
+        self._names: dict[ast.AST, str] = {}
         self._stars = [name for name in map(_nki_path, bindings.star_imports) if name]
 
     def name(self, node: ast.AST) -> str:
         """Return the full NKI name of an expression (`nki.isa.dma_copy`), else ""."""
-        scope = self.bindings.scope_of.get(node, self.bindings.tree)
-        target = self._target(node, scope) or self._spelt_out(node, scope)
-        return "" if target in MODULES or target in (LEGACY_ROOT, _DROPPED_ROOT) else target
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return ""
+        if node not in self._names:
+            scope = self.bindings.scope_of.get(node, self.bindings.tree)
+            target = self._target(node, scope) or self._spelt_out(node, scope)
+            nameless = target in MODULES or target in (LEGACY_ROOT, _DROPPED_ROOT)
+            self._names[node] = "" if nameless else target
+        return self._names[node]
 
     def _spelt_out(self, node: ast.AST, scope: Scope) -> str:
         """Return the NKI name of `package.nki.isa.x`, if `import package.nki.isa` binds it."""
@@ -61,9 +67,9 @@ class NkiNames:
         """Whether a name comes from `neuronxcc.nki`."""
         found = self.bindings.find(node.id, self.bindings.scope_of[node])
         for item in found[1] if found else ():
-            if isinstance(item, Imported) and item.module.split(".")[0] == LEGACY_ROOT:
-                if "nki" in (*item.module.split("."), item.name):
-                    return True
+            path = item.module.split(".") if isinstance(item, Imported) else [""]
+            if isinstance(item, Imported) and path[0] == LEGACY_ROOT:
+                return "nki" in (*path, item.name)
         return False
 
     def _target(self, node: ast.AST, scope: Scope) -> str:
@@ -96,8 +102,8 @@ class NkiNames:
             if isinstance(value, Imported):
                 imported = _import_target(value) or imported
             elif not (isinstance(value, ast.Constant) and value.value is None):
-                is_value = isinstance(value, ast.Name | ast.Attribute)
-                assigned.append(self._target(value, where) if is_value else "")
+                node = value if isinstance(value, ast.Name | ast.Attribute) else None
+                assigned.append("" if node is None else self._target(node, where))
         if not imported and assigned and all(assigned):
             imported = assigned[-1]
         if not imported and where is self.bindings.tree:

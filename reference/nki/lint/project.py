@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from .bindings import FUNCTION_TYPES, Function, Imported, Scope
@@ -15,6 +16,7 @@ class Project:
 
     def __init__(self) -> None:
         self._modules: dict[Path, Module | None] = {}
+        self._files: dict[tuple[Module, Imported], tuple[Module, str] | None] = {}
 
     def add(self, module: Module) -> None:
         """Let other files find a module that is parsed already."""
@@ -25,14 +27,19 @@ class Project:
         path = path.resolve()
         if path not in self._modules:
             self._modules[path] = None
-            try:
+            # what is wrong with the file is reported where that file itself is linted
+            with suppress(OSError, SyntaxError, ValueError, RecursionError):
                 self._modules[path] = Module(str(path), path.read_bytes())
-            except (OSError, SyntaxError, ValueError, RecursionError):
-                pass  # reported where that file itself is linted
         return self._modules[path]
 
     def file(self, module: Module, imported: Imported) -> tuple[Module, str] | None:
         """Return the file that an import reads, and the name in it ("" for the module itself)."""
+        key = module, imported
+        if key not in self._files:
+            self._files[key] = self._find(module, imported)
+        return self._files[key]
+
+    def _find(self, module: Module, imported: Imported) -> tuple[Module, str] | None:
         path = imported.module.lstrip(".")
         level = len(imported.module) - len(path)
         parts = path.split(".") if path else []
@@ -55,7 +62,9 @@ class Project:
                 return self._load(path)
         return None
 
-    def definitions(self, module: Module, name: str, scope: Scope, depth: int = 4) -> list[Definition]:
+    def definitions(
+        self, module: Module, name: str, scope: Scope, depth: int = 4
+    ) -> list[Definition]:
         """Return the functions and classes that a name means, in this file or an imported one."""
         own = module.bindings.definitions(name, scope)
         imported = module.imported(name, scope)

@@ -145,9 +145,7 @@ class _Reach:
         for name in names.attributes - self._mentioned:
             self._mentioned.add(name)
             yield from self._methods.pop(name, ())
-        cells = dict(
-            zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        )
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         for name in names.globals:
             yield from self._look_up(function, cells, name)
         yield from function.__defaults__ or ()
@@ -247,6 +245,7 @@ def _parse(
 ) -> dict[int, tuple[File, Function]]:
     """Return the functions of a file by the line a code object starts at."""
     file = File(Module(path, source, dict(runtime)), _loops)
+    _project.add(file.module)
     return {
         min([node.lineno, *(item.lineno for item in node.decorator_list)]): (file, node)
         for node in file.module.bindings.scope_of

@@ -57,8 +57,9 @@ def conversions(scope: Scope) -> Iterator[Finding]:
                     if name != "range":
                         use = "the register itself as an operand, offset or loop bound"
                     yield scope.report(Kind.REJECTED, "register-condition", node, message, use)
-        elif isinstance(node, ast.Subscript) and _is_register(scope, node.slice):
-            if scope.value(node.value).kind in ("list", "tuple", "str"):
+        elif isinstance(node, ast.Subscript):
+            sequence = scope.value(node.value).kind in ("list", "tuple", "str")
+            if sequence and _is_register(scope, node.slice):
                 message = f"register {ast.unparse(node.slice)} as the index of a Python sequence"
                 use = "a tensor that holds the values, read at .ap(scalar_offset=...)"
                 yield scope.report(Kind.REJECTED, "register-condition", node, message, use)
@@ -77,15 +78,15 @@ def arithmetic(scope: Scope) -> Iterator[Finding]:
 def _loop_of(scope: Scope, node: ast.Name) -> ast.AST | None:
     """Return the loop whose counting register a name is."""
     found = scope.module.bindings.find(node.id, scope.module.scope_of(node))
+    place = found[0] if found is not None and found[1] == [None] else None
     for body, loop in scope.bodies.items():
-        first = body.args.args[:1]
-        if loop == "fori_loop" and found is not None and found[0] is body:
-            if first and first[0].arg == node.id and found[1] == [None]:
-                return body
+        first = body.args.args[0].arg if body.args.args else ""
+        if loop == "fori_loop" and place is body and first == node.id:
+            return body
     for loop_node in scope.of(ast.For):
-        if scope.module.called(loop_node.iter) == "nki.language.dynamic_range":
-            if isinstance(loop_node.target, ast.Name) and loop_node.target.id == node.id:
-                return loop_node
+        named = isinstance(loop_node.target, ast.Name) and loop_node.target.id == node.id
+        if named and scope.module.called(loop_node.iter) == "nki.language.dynamic_range":
+            return loop_node
     return None
 
 

@@ -4,7 +4,7 @@ import ast
 import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .bindings import Function
 from .finding import Finding, Kind
@@ -57,10 +57,15 @@ class Scope:
         return tuple(self.module.code_nodes(self.function))
 
     def of(self, kind: type[NodeT]) -> Iterator[NodeT]:
-        """Yield the nodes of one type."""
+        """Yield the nodes of exactly one type."""
+        yield from self._by_type.get(kind, ())
+
+    @cached_property
+    def _by_type(self) -> dict[type, list[Any]]:
+        found: dict[type, list[Any]] = {}
         for node in self.nodes:
-            if isinstance(node, kind):
-                yield node
+            found.setdefault(type(node), []).append(node)
+        return found
 
     @cached_property
     def calls(self) -> tuple[tuple[str, ast.Call], ...]:

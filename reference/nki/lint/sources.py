@@ -34,9 +34,10 @@ def files(folder: Path) -> list[Path]:
     for path in folder.rglob("*"):
         inner = path.relative_to(folder).parts
         hidden = any(part.startswith(".") or part in _SKIPPED_FOLDERS for part in inner)
-        if path.suffix in SUFFIXES and not hidden and path.is_file():
-            if path.suffix == ".py" or _IMPORT in path.read_bytes():
-                found.append(path)
+        if path.suffix not in SUFFIXES or hidden or not path.is_file():
+            continue
+        if path.suffix == ".py" or _IMPORT in path.read_bytes():
+            found.append(path)
     return sorted(found)
 
 

@@ -55,12 +55,11 @@ def _around(scope: Scope, place: Place) -> bool:
 
 def _change(parent: ast.AST, grand: ast.AST, node: ast.AST) -> str:
     """Return the code that changes the container `node`, "" if it is only read."""
-    if isinstance(parent, ast.Attribute) and parent.attr in _CHANGING:
-        if isinstance(grand, ast.Call) and grand.func is parent:
-            return ast.unparse(parent)
-    if isinstance(parent, ast.Subscript) and parent.value is node:
-        if isinstance(parent.ctx, ast.Store | ast.Del):
-            return f"{ast.unparse(parent)} = ..."
+    if isinstance(parent, ast.Attribute) and isinstance(grand, ast.Call):
+        changes = parent.attr in _CHANGING and grand.func is parent
+        return ast.unparse(parent) if changes else ""
+    if isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store | ast.Del):
+        return f"{ast.unparse(parent)} = ..." if parent.value is node else ""
     return ""
 
 

@@ -33,8 +33,9 @@ def element_values(scope: Scope) -> Iterator[Finding]:
                     if scope.value(argument).kind == "tensor":
                         what = f"{node.func.id}() of tensor {ast.unparse(argument)}"
                         yield _element(scope, node, what)
-            elif isinstance(node.func, ast.Attribute) and node.func.attr in _ELEMENT_METHODS:
-                if scope.value(node.func.value).kind == "tensor":
+            elif isinstance(node.func, ast.Attribute):
+                reads = node.func.attr in _ELEMENT_METHODS
+                if reads and scope.value(node.func.value).kind == "tensor":
                     yield _element(scope, node, f"{ast.unparse(node.func)}() of a tensor")
 
 

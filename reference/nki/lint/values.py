@@ -149,7 +149,8 @@ class Values:
         if left.kind in kinds.NUMBERS and right.kind in kinds.NUMBERS:
             real = "float" in (left.kind, right.kind) or isinstance(node.op, ast.Div)
             return FLOAT if real else INT
-        if left.kind in ("str", *kinds.SEQUENCES) and (left.kind == right.kind or right.kind == "int"):
+        repeated = left.kind == right.kind or right.kind == "int"
+        if left.kind in ("str", *kinds.SEQUENCES) and repeated:
             return join(left, right) if left.kind == right.kind else left
         return UNKNOWN
 
