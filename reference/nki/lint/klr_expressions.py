@@ -1,16 +1,13 @@
-"""Level 2: expressions that the open KLR front end rejects or evaluates differently."""
+"""Level 2: literals, displays and indexes as the open KLR front end takes them."""
 
 import ast
 from collections.abc import Iterator
 
-from .finding import Finding, Kind
+from .finding import Finding
+from .nki_names import dotted
 from .scope import Rule, Scope, is_none, literal_int
 
 _MAX_LITERAL = 2**31 - 1
-
-
-def _warn(scope: Scope, rule: str, node: ast.AST, message: str, use: str = "") -> Finding:
-    return scope.report(Kind.FRONT_END, rule, node, message, use)
 
 
 def literals(scope: Scope) -> Iterator[Finding]:
@@ -18,10 +15,19 @@ def literals(scope: Scope) -> Iterator[Finding]:
     for node in scope.of(ast.Constant):
         if isinstance(node.value, bytes | complex):
             message = f"{node.value!r} becomes None"
-            yield _warn(scope, "literal", node, message, "an int, a float or a string")
+            yield scope.warn("literal", node, message, "an int, a float or a string")
         elif type(node.value) is int and _MAX_LITERAL < node.value < 2**32:
             message = f"integer {node.value} is beyond 2147483647"
-            yield _warn(scope, "literal", node, message, "a signed 32-bit value")
+            yield scope.warn("literal", node, message, "a signed 32-bit value")
+        elif node.value is Ellipsis and not _in_subscript(scope, node):
+            yield scope.warn("ellipsis", node, "... outside a subscript is rejected", "pass")
+
+
+def _in_subscript(scope: Scope, node: ast.AST) -> bool:
+    parent = scope.parent(node)
+    if isinstance(parent, ast.Tuple):
+        node, parent = parent, scope.parent(parent)
+    return isinstance(parent, ast.Subscript) and parent.slice is node
 
 
 def stars(scope: Scope) -> Iterator[Finding]:
@@ -37,16 +43,17 @@ def stars(scope: Scope) -> Iterator[Finding]:
             expanded += [value for key, value in pairs if key is None]
     for value in expanded:
         message = f"expansion of {ast.unparse(value)} is rejected"
-        yield _warn(scope, "star", value, message, "the values one by one, or list addition")
+        yield scope.warn("star", value, message, "the values one by one, or list addition")
 
 
 def dict_displays(scope: Scope) -> Iterator[Finding]:
     """Keys of a dict display are string literals."""
     for node in scope.of(ast.Dict):
         for key in node.keys:
-            if key is not None and not isinstance(key, ast.Constant):
+            other = key is not None and not isinstance(key, ast.Constant)
+            if other and key is not None and scope.value(key).kind in ("", "str"):
                 message = f"key {ast.unparse(key)} of a dict display is not a literal"
-                yield _warn(scope, "dict-display", key, message, "d[key] = value")
+                yield scope.warn("dict-display", key, message, "d[key] = value")
 
 
 def format_specs(scope: Scope) -> Iterator[Finding]:
@@ -54,24 +61,7 @@ def format_specs(scope: Scope) -> Iterator[Finding]:
     for node in scope.of(ast.FormattedValue):
         if node.format_spec is not None:
             message = f"format specifier {ast.unparse(node.format_spec)} is rejected"
-            yield _warn(scope, "format-spec", node, message, "{value} alone")
-
-
-def comparisons(scope: Scope) -> Iterator[Finding]:
-    """Chained comparisons evaluate the middle twice and take no `in`."""
-    for node in scope.of(ast.Compare):
-        if len(node.ops) < 2:
-            continue
-        if any(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops):
-            message = "`in` inside a chained comparison is rejected"
-            yield _warn(scope, "chained-comparison", node, message, "`and`")
-        elif any(_calls(middle) for middle in node.comparators[:-1]):
-            message = "the middle of a chained comparison is evaluated twice"
-            yield _warn(scope, "chained-comparison", node, message, "a variable for the middle")
-
-
-def _calls(node: ast.expr) -> bool:
-    return any(isinstance(child, ast.Call) for child in ast.walk(node))
+            yield scope.warn("format-spec", node, message, "{value} alone")
 
 
 def hoisted_operands(scope: Scope) -> Iterator[Finding]:
@@ -86,44 +76,53 @@ def hoisted_operands(scope: Scope) -> Iterator[Finding]:
                     child.value, ast.Call | ast.Subscript
                 ):
                     message = f"{ast.unparse(child.value)} is evaluated even where this is skipped"
-                    yield _warn(scope, "hoisted-operand", child, message, "an if statement")
-
-
-def arithmetic(scope: Scope) -> Iterator[Finding]:
-    """Operators whose results differ from CPython's, or that do not exist."""
-    for node in scope.nodes:
-        if not isinstance(node, ast.BinOp | ast.AugAssign):
-            continue
-        right = node.right if isinstance(node, ast.BinOp) else node.value
-        value = literal_int(right)
-        if isinstance(node.op, ast.MatMult):
-            yield _warn(scope, "arithmetic", node, "`@` is rejected", "nisa.nc_matmul")
-        elif isinstance(node.op, ast.FloorDiv | ast.Mod) and value is not None and value < 0:
-            message = "division by a negative number never gives a negative remainder"
-            yield _warn(scope, "arithmetic", node, message, "a positive divisor")
-        elif isinstance(node.op, ast.Pow) and value is not None and value < 0:
-            message = "a negative integer exponent counts as 0"
-            yield _warn(scope, "arithmetic", node, message, "1.0 / x, or a float exponent")
-        elif isinstance(node.op, ast.Mod | ast.Mult) and _is_string(node):
-            yield _warn(scope, "string", node, "strings have no % and no *", "an f-string")
-
-
-def _is_string(node: ast.BinOp | ast.AugAssign) -> bool:
-    left = node.left if isinstance(node, ast.BinOp) else node.target
-    return isinstance(left, ast.Constant) and isinstance(left.value, str)
+                    yield scope.warn("hoisted-operand", child, message, "an if statement")
 
 
 def subscripts(scope: Scope) -> Iterator[Finding]:
     """Indexes that mean something else or are rejected."""
     for node in scope.of(ast.Subscript):
+        base = scope.value(node.value).kind
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         for item in items:
-            if is_none(item):
-                message = "None in an index takes a full slice and adds no axis"
-                yield _warn(scope, "index", item, message, ".expand_dim or .reshape")
-            elif isinstance(item, ast.List):
-                message = "a list as an index is rejected"
-                yield _warn(scope, "index", item, message, "slices or .ap()")
+            yield from _index(scope, item, base)
+        if base == "str" and isinstance(node.ctx, ast.Load):
+            message = f"{ast.unparse(node)}: strings are not indexed"
+            yield scope.warn("string", node, message, "a list of strings")
+
+
+def _index(scope: Scope, item: ast.expr, base: str) -> Iterator[Finding]:
+    kind = scope.value(item).kind
+    if is_none(item) or dotted(item) in ("np.newaxis", "numpy.newaxis"):
+        message = "None in an index takes a full slice and adds no axis"
+        yield scope.warn("index", item, message, ".expand_dim or .reshape")
+    elif isinstance(item, ast.List):
+        yield scope.warn("index", item, "a list as an index is rejected", "slices or .ap()")
+    elif isinstance(item, ast.Slice):
+        if (literal_int(item.step) or 1) < 1:
+            message = "slices have positive steps"
+            yield scope.warn("slice-step", item, message, "a loop over range(n - 1, -1, -1)")
+        bounds = (item.lower, item.upper)
+        if base == "tensor" and any(_is_register(scope, bound) for bound in bounds):
+            yield _register_index(scope, item)
+    elif base == "tensor":
+        if (literal_int(item) or 0) < 0:
+            message = f"negative index {ast.unparse(item)} of a tensor is rejected"
+            yield scope.warn("tensor-index", item, message, "t.shape[...] - 1, a slice from it")
+        elif kind == "register":
+            yield _register_index(scope, item)
+        elif kind in ("list", "tuple", "tensor"):
+            message = f"a {kind} as an index is rejected"
+            yield scope.warn("index", item, message, "slices or .ap()")
+
+
+def _is_register(scope: Scope, node: ast.expr | None) -> bool:
+    return node is not None and scope.value(node).kind == "register"
+
+
+def _register_index(scope: Scope, item: ast.expr) -> Finding:
+    message = f"a register as an index of a tensor ({ast.unparse(item)}) is rejected"
+    return scope.warn("register-index", item, message, ".ap(pattern, scalar_offset=register)")
 
 
 RULES: tuple[Rule, ...] = (
@@ -131,8 +130,6 @@ RULES: tuple[Rule, ...] = (
     stars,
     dict_displays,
     format_specs,
-    comparisons,
     hoisted_operands,
-    arithmetic,
     subscripts,
 )

@@ -118,7 +118,8 @@ class Module:
             found.add(function)
             for child in self.code_nodes(function):
                 if isinstance(child, ast.Name):
-                    queue += self._reached(child, set())
+                    reached = self._reached(child, set())
+                    queue += [item for item in reached if not self._encloses(function, item)]
         return sorted(found, key=lambda node: node.lineno)
 
     def methods(self, cls: ast.ClassDef) -> list[Function]:
@@ -145,6 +146,13 @@ class Module:
                 for held in self._held(value):
                     functions += self._reached(held, seen)
         return functions
+
+    def _encloses(self, function: Function, inner: Function) -> bool:
+        """Whether a function is defined in another, whose code it then belongs to."""
+        scope: Scope | None = inner
+        while scope is not None and scope is not function:
+            scope = self.bindings.outer(scope)
+        return scope is function and inner is not function
 
     def _held(self, value: ast.expr) -> Iterator[ast.Name]:
         """Yield the names whose functions a value holds."""

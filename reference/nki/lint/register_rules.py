@@ -49,8 +49,8 @@ def conversions(scope: Scope) -> Iterator[Finding]:
     for node in scope.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
-            builtin = scope.module.bindings.find(name, scope.module.scope_of(node)) is None
-            for argument in node.args if builtin and name in _CONVERSIONS else ():
+            builtin = name in _CONVERSIONS and scope.is_builtin(name, node)
+            for argument in node.args if builtin else ():
                 if _is_register(scope, argument):
                     message = f"{name}() of register {ast.unparse(argument)}"
                     use = "nl.fori_loop with the register as a bound"

@@ -5,9 +5,14 @@ from . import (
     class_rules,
     host_rules,
     kernel_rules,
+    klr_assignments,
     klr_calls,
+    klr_classes,
     klr_expressions,
-    klr_statements,
+    klr_functions,
+    klr_libraries,
+    klr_loops,
+    klr_operators,
     loop_rules,
     python_rules,
     register_rules,
@@ -27,9 +32,14 @@ LEVEL_1: tuple[Rule, ...] = (
     *api_rules.RULES,
 )
 LEVEL_2: tuple[Rule, ...] = (
-    *klr_statements.RULES,
+    *klr_loops.RULES,
+    *klr_assignments.RULES,
+    *klr_functions.RULES,
+    *klr_classes.RULES,
+    *klr_operators.RULES,
     *klr_expressions.RULES,
     *klr_calls.RULES,
+    *klr_libraries.RULES,
 )
 OF_FILES: tuple[FileRule, ...] = (*kernel_rules.FILE_RULES, *host_rules.RULES)
 # Names that do not exist are left to the run, which sees whether they are reached.

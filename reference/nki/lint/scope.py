@@ -90,6 +90,10 @@ class Scope:
         """Return the kind of an expression's value."""
         return self.file.values.of(node)
 
+    def is_builtin(self, name: str, node: ast.AST) -> bool:
+        """Whether a name means Python's builtin where a node stands."""
+        return self.module.bindings.find(name, self.module.scope_of(node)) is None
+
     def parent(self, node: ast.AST) -> ast.AST:
         """Return the node that holds `node`."""
         return self.module.parents[node]
