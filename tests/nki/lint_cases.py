@@ -2,7 +2,8 @@
 
 A case is `== RULE -> part of the replacement`, the wrong snippet with its line marked `# here`,
 `-- right` and the right snippet. Snippets are bodies of a kernel with arguments x and n, or whole
-files where the heading says `== file RULE`.
+files where the heading says `== file RULE`. The constructs in tests/data/lint/front_end are
+`== CONSTRUCT -> VERDICT` and a snippet.
 """
 
 import re
@@ -55,6 +56,33 @@ def read_cases(name: str) -> list[Case]:
         (line,) = (i for i, text in enumerate(wrong.split("\n"), 1) if text.endswith("# here"))
         cases.append(Case(rule, replacement, wrong, right, line))
     return cases
+
+
+@dataclass(frozen=True)
+class Construct:
+    """A construct that the reading of the open front end names, and what the lint says of it.
+
+    `verdict` is a rule of level 2, "level 1 RULE", "accepted" or "not decided: REASON".
+    """
+
+    name: str
+    verdict: str
+    source: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def read_constructs(name: str) -> list[Construct]:
+    """Return the constructs of `tests/data/lint/front_end/NAME.txt`, in the reading's order."""
+    constructs = []
+    text = (FOLDER / "front_end" / f"{name}.txt").read_text()
+    for block in re.split("^== ", text, flags=re.MULTILINE)[1:]:
+        heading, _, source = block.partition("\n")
+        whole = heading.startswith("file ")
+        construct, _, verdict = heading.removeprefix("file ").partition(" -> ")
+        constructs.append(Construct(construct, verdict, _source(source, whole=whole)))
+    return constructs
 
 
 def _source(text: str, *, whole: bool) -> str:

@@ -68,6 +68,16 @@ def test_registers_stay_out_of_python_control_flow(case: Case) -> None:
     assert_case(case, level=1)
 
 
+@pytest.mark.parametrize("case", read_cases("values"), ids=str)
+def test_values_of_the_wrong_kind_and_state_outside_are_reported(case: Case) -> None:
+    assert_case(case, level=1)
+
+
+@pytest.mark.parametrize("case", read_cases("names"), ids=str)
+def test_nki_is_known_under_every_name_that_the_file_gives_it(case: Case) -> None:
+    assert_case(case, level=1)
+
+
 def test_is_none_is_information_because_kernels_that_compile_use_it() -> None:
     source = "@nki.jit\ndef kernel(x, n):\n    if n is None:\n        n = 1"
     assert [item.rule for item in reports(source, level=0)] == ["is"]

@@ -51,6 +51,16 @@ def unknown_names(scope: Scope) -> Iterator[Finding]:
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
 
 
+def unknown_attributes(scope: Scope) -> Iterator[Finding]:
+    """Attributes that NkiTensor does not have."""
+    known = signatures.tensor_attributes()
+    for node in scope.of(ast.Attribute):
+        if node.attr not in known and scope.value(node.value).kind == "tensor":
+            message = f"NkiTensor.{node.attr} is not part of NKI 0.6.0"
+            use = tables.ABSENT_OF_TENSORS.get(node.attr) or _closest(node.attr, tuple(known))
+            yield scope.report(Kind.REMOVED, "unknown-api", node, message, use)
+
+
 def keywords(scope: Scope) -> Iterator[Finding]:
     """Keywords that are gone, or that no signature has (an error since 0.2.0)."""
     for name, call in scope.calls:
@@ -139,10 +149,23 @@ def missing_arguments(scope: Scope) -> Iterator[Finding]:
             yield scope.report(Kind.REMOVED, "missing-dst", call, message, use)
         elif missing:
             message = f"{_short(name)} without {', '.join(missing)}"
-            yield scope.report(Kind.REJECTED, "missing-argument", call, message)
+            yield scope.report(Kind.REJECTED, "missing-argument", call, message, _usage(name))
         if len(call.args) > len(signature.parameters):
             message = f"{_short(name)} takes {len(signature.parameters)} arguments"
-            yield scope.report(Kind.REJECTED, "missing-argument", call, message)
+            yield scope.report(Kind.REJECTED, "missing-argument", call, message, _usage(name))
+
+
+def _usage(name: str) -> str:
+    """Return a call with all parameters and their defaults."""
+    signature = signatures.signature(name)
+    parameters = signature.parameters.values() if signature is not None else ()
+    return f"{_short(name)}({', '.join(_parameter(item) for item in parameters)})"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return parameter.name
+    return f"{parameter.name}={getattr(parameter.default, '__name__', parameter.default)}"
 
 
 def _expands(call: ast.Call) -> bool:
@@ -232,6 +255,7 @@ def _closest(word: str, known: tuple[str, ...]) -> str:
 RULES: tuple[Rule, ...] = (
     names,
     unknown_names,
+    unknown_attributes,
     keywords,
     jit_options,
     missing_arguments,

@@ -80,6 +80,18 @@ DEPRECATED = {
     ),
 }
 
+ABSENT_OF_TENSORS = {
+    "T": ".permute for HBM and free dimensions, nisa.nc_transpose for partitions",
+    "transpose": ".permute for HBM and free dimensions, nisa.nc_transpose for partitions",
+    "broadcast_to": ".broadcast",
+    "expand_dims": ".expand_dim",
+    "squeeze": ".squeeze_dim",
+    "flatten": ".flatten_dims",
+    "astype": "nisa.tensor_copy to a tile of the dtype",
+    "item": "nisa.register_load",
+    "copy": "nisa.tensor_copy to a new tile",
+}
+
 # (function, keyword): "" stands for every function of nki.isa and nki.language.
 REMOVED_KEYWORDS = {
     ("", "mask"): Change("removed in 0.2.0", _SLICES),

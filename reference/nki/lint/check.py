@@ -39,7 +39,7 @@ def _lint(sources: list[Source]) -> list[Finding]:
     modules: list[Module] = []
     for source in sources:
         try:
-            modules.append(Module(source.path, source.text))
+            modules.append(Module(source.path, source.text()))
         except (SyntaxError, ValueError, RecursionError) as error:
             findings.append(_not_python(source.path, error))
         else:
@@ -67,6 +67,9 @@ def _not_python(path: str, error: Exception) -> Finding:
     text = str(error) or type(error).__name__
     if isinstance(error, SyntaxError):
         line, column, text = error.lineno or 1, error.offset or 1, error.msg
+    elif isinstance(error, UnicodeDecodeError):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        text = f"{error.reason} in {error.encoding}; save it as UTF-8 or name its encoding"
     message = f"not Python 3: {text}"
     return Finding(path, line, max(column, 1), "syntax", Kind.SYNTAX, message)
 

@@ -131,4 +131,15 @@ def annotations(scope: Scope) -> Iterator[Finding]:
                 yield scope.warn("annotation-class", child, message, "no annotation")
 
 
-RULES: tuple[Rule, ...] = (targets, repeated_operands, in_place_lists, annotations)
+def with_blocks(scope: Scope) -> Iterator[Finding]:
+    """`with nl.no_reorder():` takes no name, no argument and no second manager."""
+    for node in scope.of(ast.With):
+        bare = len(node.items) == 1 and node.items[0].optional_vars is None
+        manager = node.items[0].context_expr
+        called = isinstance(manager, ast.Call) and not (manager.args or manager.keywords)
+        if not (bare and called) and scope.module.called(manager) == "nki.language.no_reorder":
+            message = "no_reorder takes no argument, no name and no other manager beside it"
+            yield scope.warn("with", node, message, "with nl.no_reorder():")
+
+
+RULES: tuple[Rule, ...] = (targets, repeated_operands, in_place_lists, annotations, with_blocks)

@@ -91,12 +91,12 @@ def builtin_calls(scope: Scope) -> Iterator[Finding]:
         elif name in ("list", "tuple") and first in ("str", "dict", "set", "tensor", "object"):
             message = f"{name} of a {first} is rejected"
             yield scope.warn("builtin", node, message, "a for loop that appends")
-        elif name == "dict" and node.keywords:
+        elif name == "dict" and any(item.arg for item in node.keywords):
             message = "dict(name=...) is rejected"
             yield scope.warn("builtin", node, message, "a dict display")
         elif name == "int" and len(node.args) + len(node.keywords) > 1:
             yield scope.warn("builtin", node, "int ignores its base", "int of decimal digits")
-        elif name == "print" and node.keywords:
+        elif name == "print" and any(item.arg for item in node.keywords):
             message = "print with keywords is rejected"
             yield scope.warn("builtin", node, message, "one f-string")
         elif name == "divmod" and len(node.args) > 1 and (literal_int(node.args[1]) or 1) < 1:

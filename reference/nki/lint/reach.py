@@ -231,7 +231,7 @@ def _check_function(function: FunctionType) -> tuple[frozenset[Finding], _Names]
         ]
         functions = _parse(code.co_filename, source, tuple(runtime)) if source else {}
         file, node = functions.get(code.co_firstlineno, (None, None))
-        if file is None or node is None:
+        if file is None or node is None or node.name != code.co_name:  # edited meanwhile
             return frozenset(), _Names(code.co_names + code.co_freevars, frozenset(code.co_names))
         scope = Scope(file, node)
         findings = frozenset(item for rule in BEFORE_RUN for item in rule(scope))
@@ -244,7 +244,10 @@ def _parse(
     path: str, source: str, runtime: tuple[tuple[str, str], ...]
 ) -> dict[int, tuple[File, Function]]:
     """Return the functions of a file by the line a code object starts at."""
-    file = File(Module(path, source, dict(runtime)), _loops)
+    try:
+        file = File(Module(path, source, dict(runtime)), _loops)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}  # a file that has changed since it was imported
     _project.add(file.module)
     return {
         min([node.lineno, *(item.lineno for item in node.decorator_list)]): (file, node)

@@ -42,5 +42,6 @@ LEVEL_2: tuple[Rule, ...] = (
     *klr_libraries.RULES,
 )
 OF_FILES: tuple[FileRule, ...] = (*kernel_rules.FILE_RULES, *host_rules.RULES)
-# Names that do not exist are left to the run, which sees whether they are reached.
-BEFORE_RUN: tuple[Rule, ...] = tuple(rule for rule in LEVEL_1 if rule != api_rules.unknown_names)
+# What does not exist is left to the run, which sees whether it is reached.
+_UNKNOWN = (api_rules.unknown_names, api_rules.unknown_attributes)
+BEFORE_RUN: tuple[Rule, ...] = tuple(rule for rule in LEVEL_1 if rule not in _UNKNOWN)

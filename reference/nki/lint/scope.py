@@ -133,11 +133,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def constant_int(node: ast.AST | None) -> int | None:
+def constant_int(node: ast.AST | None, depth: int = 20) -> int | None:
     """Return the value of an integer literal, or of +, -, *, << and ** of such."""
-    if not isinstance(node, ast.BinOp):
+    if not isinstance(node, ast.BinOp) or depth == 0:
         return literal_int(node)
-    left, right = constant_int(node.left), constant_int(node.right)
+    left, right = constant_int(node.left, depth - 1), constant_int(node.right, depth - 1)
     function = _OPERATORS.get(type(node.op))
     if function is None or left is None or right is None or not 0 <= right < 2**33:
         return None

@@ -39,6 +39,13 @@ def signature(name: str) -> inspect.Signature | None:
 
 
 @cache
+def tensor_attributes() -> frozenset[str]:
+    """Return the public attributes and methods of NkiTensor."""
+    tensor = getattr(_module("nki.language"), "NkiTensor", None)
+    return frozenset(name for name in dir(tensor) if not name.startswith("_"))
+
+
+@cache
 def by_identity() -> dict[int, str]:
     """Return the NKI names of the interpreter's modules, functions and classes, by id."""
     found = {}

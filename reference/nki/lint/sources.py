@@ -1,28 +1,55 @@
 """Reads what is to be linted: Python files, and the code cells of notebooks."""
 
+import io
 import json
+import tokenize
 from bisect import bisect_right
 from pathlib import Path
-from typing import NamedTuple
 
 SUFFIXES = (".py", ".ipynb")
 _IMPORT = b"import nki"
 _SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages")
 
 
-class Source(NamedTuple):
-    """Text of one path; `cells` are the lines at which the code cells of a notebook start."""
+class Source:
+    """What one path holds: Python, or the code cells of a notebook as one text."""
 
-    path: str
-    text: str | bytes  # bytes are decoded as Python does
-    cells: tuple[int, ...] = ()
+    def __init__(self, path: str, content: str | bytes) -> None:
+        self.path = path
+        self._content = content
+        self._cells: list[int] = []  # the lines at which the code cells start
+
+    def text(self) -> str:
+        """Return the Python text.
+
+        Raises SyntaxError if its encoding is not known or it is no notebook, and
+        UnicodeDecodeError (a ValueError) if it is not in that encoding.
+        """
+        if isinstance(self._content, str):
+            return self._content
+        if Path(self.path).suffix == ".ipynb":
+            return self._notebook(self._content)
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(self._content).readline)
+        return self._content.decode(encoding)
+
+    def _notebook(self, content: bytes) -> str:
+        try:
+            cells = json.loads(content)["cells"]
+            texts = [_code(cell) for cell in cells if cell["cell_type"] == "code"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SyntaxError(f"{self.path} is not a notebook: {error}") from error
+        line = 1
+        for text in texts:
+            self._cells.append(line)
+            line += text.count("\n") + 1
+        return "\n".join(texts)
 
     def place(self, line: int) -> tuple[str, int]:
-        """Return a line's path and number: those of its cell in a notebook."""
-        number = bisect_right(self.cells, line)
+        """Return a line's path and number: those of its code cell in a notebook."""
+        number = bisect_right(self._cells, line)
         if not number:
             return self.path, line
-        return f"{self.path}:cell {number}", line - self.cells[number - 1] + 1
+        return f"{self.path}:cell {number}", line - self._cells[number - 1] + 1
 
 
 def files(folder: Path) -> list[Path]:
@@ -42,23 +69,8 @@ def files(folder: Path) -> list[Path]:
 
 
 def read(path: str | Path) -> Source:
-    """Return a file, or the code cells of a notebook as one text.
-
-    Raises OSError if the file cannot be read.
-    """
-    content = Path(path).read_bytes()
-    if Path(path).suffix != ".ipynb":
-        return Source(str(path), content)
-    try:
-        cells = json.loads(content)["cells"]
-        texts = [_code(cell) for cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError) as error:
-        texts = [f"This is not a notebook: {type(error).__name__} {error}"]
-    starts, line = [], 1
-    for text in texts:
-        starts.append(line)
-        line += text.count("\n") + 1
-    return Source(str(path), "\n".join(texts), tuple(starts))
+    """Return what a file holds; raises OSError if it cannot be read."""
+    return Source(str(path), Path(path).read_bytes())
 
 
 def _code(cell: dict[str, str | list[str]]) -> str:

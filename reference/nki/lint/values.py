@@ -10,6 +10,8 @@ from .module import Module
 from .nki_names import dotted
 from .value import BOOL, FLOAT, INT, STR, UNKNOWN, Value, join
 
+_DEPTH = 100  # nested expressions that are looked into
+
 
 class Values:
     """The values of one file; `bodies` are its loop bodies, whose first argument is a register."""
@@ -18,6 +20,7 @@ class Values:
         self.module = module
         self.bodies = bodies
         self._scopes: dict[Scope, dict[str, Value]] = {}
+        self._depth = 0
 
     def of(self, node: ast.AST) -> Value:
         """Return the kind of an expression, UNKNOWN if it is not known."""
@@ -79,7 +82,13 @@ class Values:
         evaluate: Callable[..., Value] | None = getattr(
             self, "_" + type(node).__name__.lower(), None
         )
-        return UNKNOWN if evaluate is None else evaluate(node, scope)
+        if evaluate is None or self._depth == _DEPTH:
+            return UNKNOWN
+        self._depth += 1
+        try:
+            return evaluate(node, scope)
+        finally:
+            self._depth -= 1
 
     def _constant(self, node: ast.Constant, scope: Scope) -> Value:
         return kinds.CONSTANTS.get(type(node.value), UNKNOWN)
