@@ -63,7 +63,7 @@ class MutantFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the mutated source, under the file name that the tests look for."""
-        origin = Path(__file__).parents[1] / "scheduler" / f"{self.module.split('.')[-1]}.py"
+        origin = Path(__file__).parents[2] / "scheduler" / f"{self.module.split('.')[-1]}.py"
         exec(compile(self.source, str(origin), "exec"), module.__dict__)
 
 
