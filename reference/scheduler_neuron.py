@@ -88,7 +88,10 @@ def restore(neuron: NeuronRules, state: State, hidden: IntArray) -> None:
 
 
 def pad(rules: Rules, neuron: NeuronRules, state: State, decision: Decision) -> IntArray:
-    """Fill `decision.padded`; the prefill mask of the step. RuntimeError for a mixed batch."""
+    """Fill `decision.padded`; the prefill mask of the step.
+
+    RuntimeError for a mixed batch, ValueError for more tokens than the largest bucket.
+    """
     prefill = prefill_mask(neuron, state, decision.rows, decision.computed)
     decision.padded = integers(
         [

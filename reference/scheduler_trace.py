@@ -81,7 +81,7 @@ class ModelTrace:
     def _schedule(self, step: int, *_: object) -> Event:
         try:
             decision = self.model.schedule()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             return [step, {"error": type(error).__name__}]
         self.in_flight[step] = decision
         return [step, self._decision(decision) | self._queues() | self._neuron(decision)]

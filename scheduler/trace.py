@@ -151,7 +151,8 @@ class TraceDriver:
     def _schedule(self, step: int) -> dict[str, Any]:
         try:
             output = self.scheduler.schedule()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
+            # The documented Neuron policy: a mixed batch, or more tokens than any bucket.
             return {"error": type(error).__name__}
         self._in_flight[step] = output
         seen = observe_output(output) | self._queues()

@@ -80,7 +80,7 @@ def coverage_table(coverage: Coverage) -> Table:
     table = Table("feature", "times", title="coverage")
     for name in coverage.features:
         count = coverage.counts[name]
-        table.add_row(name, str(count), style=None if count else "yellow")
+        table.add_row(name, str(count) if count else "not reached", style="" if count else "yellow")
     return table
 
 

@@ -1,10 +1,34 @@
 """Which features of a scheduler a run of events has exercised."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+CONFIGURATIONS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "runs by priority": lambda fields: fields.get("policy") == "priority",
+    "runs without prefix caching": lambda fields: not fields.get("enable_prefix_caching", True),
+    "runs without chunked prefill": lambda fields: not fields.get("enable_chunked_prefill", True),
+    "runs with a long-prefill threshold": lambda fields: bool(
+        fields.get("long_prefill_token_threshold")
+    ),
+    "runs with a watermark": lambda fields: bool(fields.get("watermark")),
+    "runs with drafts": lambda fields: bool(fields.get("num_speculative_tokens")),
+    "runs with max_consecutive_prefills": lambda fields: "max_consecutive_prefills" in fields,
+    "runs with reserved admission": lambda fields: fields.get("kv_admission") == "reserved",
+}
+"""Features of a whole run, told by the fields of its configuration and its Neuron policy."""
+
+OPTIONS = {
+    "requests with a salt": "salt",
+    "requests that skip the cache": "skip_read",
+    "requests with min_tokens": "min_tokens",
+    "requests with stop tokens": "stop",
+}
+"""Features of a request, told by a field of its "add" event."""
+
 FEATURES = (
+    *CONFIGURATIONS,
+    *OPTIONS,
     "steps",
     "empty steps",
     "new requests",
@@ -36,6 +60,8 @@ def features_of(kind: str, documented: bool = False) -> tuple[str, ...]:
     absent = set() if kind.endswith("async") else {"late deliveries"}
     absent |= set() if neuron else {"padding tokens"}
     absent |= {"preemptions"} if neuron and not documented else set()
+    if not neuron or documented:
+        absent |= {"runs with max_consecutive_prefills", "runs with reserved admission"}
     return tuple(name for name in FEATURES if name not in absent)
 
 
@@ -54,8 +80,11 @@ class Coverage:
         """Features that no event has exercised."""
         return [name for name in self.features if not self.counts[name]]
 
-    def start_run(self) -> None:
-        """Forget the scheduler of the previous run, keep the counts."""
+    def start_run(self, config: Mapping[str, Any], policy: Mapping[str, Any]) -> None:
+        """Count a configuration; forget the scheduler of the previous run."""
+        fields = {**config, **policy}
+        for name, has in CONFIGURATIONS.items():
+            self.counts[name] += has(fields)
         self._running, self._drafts, self._prompts, self._padding = [], {}, {}, 0
 
     def see(self, event: list[Any]) -> None:
@@ -64,6 +93,8 @@ class Coverage:
         if kind == "add":
             self.counts["refused requests"] += len(event) > 2
             self._prompts[event[1]["id"]] = len(event[1]["prompt"])
+            for name, option in OPTIONS.items():
+                self.counts[name] += option in event[1]
         elif kind == "abort":
             self._see_abort(event[2])
         elif kind == "reset":

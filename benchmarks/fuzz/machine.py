@@ -46,7 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.comparison = Comparison(self.kind, config, policy)
         self.num_added = self.num_steps = 0
         self.stopped = False
-        self.coverage.start_run()
+        self.coverage.start_run(config, policy)
         self.add(data, data.draw(st.integers(1, 4)))
 
     @property
@@ -69,14 +69,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.stopped)
     @rule(data=st.data(), count=st.integers(1, 3))
     def add(self, data: st.DataObject, count: int) -> None:
-        """Add requests; now and then one under the id of an earlier request."""
+        """Add requests, often twins; now and then one under the id of an earlier request."""
+        limit = self.comparison.config["max_model_len"]
+        twin = data.draw(st.none() | requests(limit, "", self.num_added))
         for _ in range(count):
             name = f"r{self.num_added}"
             if self.num_added and data.draw(st.integers(0, 9)) == 9:
                 earlier = f"r{data.draw(st.integers(0, self.num_added - 1))}"
                 name = earlier if self.comparison.can_reuse(earlier) else name
-            limit = self.comparison.config["max_model_len"]
-            self.apply(["add", data.draw(requests(limit, name, self.num_added))])
+            if twin is None:
+                request = data.draw(requests(limit, name, self.num_added))
+            else:
+                request = twin | {"id": name}
+            self.apply(["add", request])
             self.num_added += 1
 
     @precondition(lambda self: not self.stopped and self.num_added)
@@ -94,6 +99,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.deliver(data)
         if not self.stopped:
             self.apply(["reset", int(running)])
+
+    @precondition(lambda self: not self.stopped)
+    @rule(data=st.data(), count=st.integers(1, 8))
+    def preempt_all(self, data: st.DataObject, count: int) -> None:
+        """Preempt all that run and go on: who resumes may find what another cached again."""
+        self.reset(data, running=True)
+        if not self.stopped:
+            self.run_steps(data, count)
 
     @precondition(lambda self: not self.stopped)
     @rule(state=st.sampled_from([0, 0, 1, 2]))
@@ -154,6 +167,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         names = [state.ids[row] for row in state.live()]
         if most and names:
             self.apply(["drafts", [[name, data.draw(tokens)] for name in names]])
+
+    @precondition(lambda self: self.stopped)
+    @rule()
+    def rest(self) -> None:
+        """A step that both sides refuse ends a run; Hypothesis wants something to do."""
 
     def teardown(self) -> None:
         """Serve what is left, as far as the kind serves everything."""

@@ -126,12 +126,14 @@ def test_a_trace_that_does_not_fail_cannot_be_shrunk() -> None:
 
 
 def test_coverage_counts_what_the_events_show() -> None:
-    run = Comparison("neuron", CONFIG, {})
+    policy = {"max_consecutive_prefills": 1}
+    run = Comparison("neuron", CONFIG, policy)
     coverage = Coverage()
+    coverage.start_run({"policy": "priority", "watermark": 0.0}, policy)
     for event in (
         ["add", {"id": "a", "prompt": [5] * 9, "max_tokens": 1}],
         ["add", {"id": "b", "prompt": [5] * 9, "max_tokens": 9, "min_tokens": 10}],
-        ["add", {"id": "c", "prompt": [5] * 9, "max_tokens": 2}],
+        ["add", {"id": "c", "prompt": [5] * 9, "max_tokens": 2, "salt": "x"}],
         ["schedule", 0],
         ["update", 0, [["a", []]]],
         ["schedule", 1],
@@ -142,6 +144,10 @@ def test_coverage_counts_what_the_events_show() -> None:
     ):
         coverage.see(run.apply(event))
     assert {name: count for name, count in coverage.counts.items() if count} == {
+        "runs by priority": 1,
+        "runs with max_consecutive_prefills": 1,
+        "requests with a salt": 1,
+        "requests with min_tokens": 1,
         "steps": 2,
         "new requests": 1,
         "prefill chunks": 1,
