@@ -270,6 +270,13 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
     def _base_stop(self) -> Admission:
         return Admission.NOT_SCHEDULED
 
+    def _note_refusals(
+        self, refusals: dict[str, Admission], num_held: int, not_scheduled: list[str]
+    ) -> None:
+        super()._note_refusals(refusals, num_held, not_scheduled)
+        # vLLM's schedulers do not count what they leave.
+        self.admission_counts[Admission.NOT_SCHEDULED] += len(not_scheduled)
+
 
 class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):  # type: ignore[misc]  # untyped
     """vLLM's asynchronous scheduler with the Neuron rules."""

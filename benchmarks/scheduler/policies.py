@@ -3,15 +3,17 @@
 The real scheduler decides, a cost table says how long each step takes, nothing is computed. So the
 times are modelled; they compare policies, they do not predict a device. The workload is synthetic
 (Poisson arrivals, log-normal lengths) or a file of JSON lines with `arrival_s`, `prompt_tokens` and
-`output_tokens`. Columns: time to the first token, time between tokens of a request, the longest
-such gap, running requests on average over time, share of padded rows.
+`output_tokens`. Columns: TTFT (time to the first token) and ITL (time between two tokens of a
+request, the longest such gap included) in milliseconds, running requests on average over time,
+share of the rows that is padding, seconds until the last token, requests that were refused or never
+finished. Below: why requests waited, one count per waiting request and step.
 """
 
 import argparse
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -31,11 +33,24 @@ POLICIES = {
     "default": NeuronPolicy(),
     "max_consecutive_prefills=1": NeuronPolicy(max_consecutive_prefills=1),
     "max_consecutive_prefills=4": NeuronPolicy(max_consecutive_prefills=4),
-    "reserved": NeuronPolicy(kv_admission="reserved"),
-    "reserved, max_consecutive_prefills=4": NeuronPolicy(
-        kv_admission="reserved", max_consecutive_prefills=4
-    ),
+    "kv_admission=reserved": NeuronPolicy(kv_admission="reserved"),
+    "reserved, 4 prefills": NeuronPolicy(kv_admission="reserved", max_consecutive_prefills=4),
 }
+
+HEADINGS = {
+    "ttft_mean_ms": ("TTFT", "mean"),
+    "ttft_p99_ms": ("TTFT", "p99"),
+    "itl_p50_ms": ("ITL", "p50"),
+    "itl_p99_ms": ("ITL", "p99"),
+    "longest_gap_ms": ("ITL", "max"),
+    "concurrency": ("run-", "ning"),
+    "padding": ("pad-", "ding"),
+    "total_s": ("total", "s"),
+    "not_served": ("not", "done"),
+}
+"""Two lines of heading for each column of `Outcome.row`."""
+
+FORMATS = {"concurrency": ".1f", "padding": ".1%", "total_s": ".1f"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,8 @@ class Outcome:
     """Running requests, summed over the time."""
     rows: int = 0
     tokens: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Waiting requests by reason, summed over the steps."""
 
     def row(self) -> dict[str, float]:
         """The columns of the table."""
@@ -94,7 +111,7 @@ class Outcome:
             "concurrency": self.running_ms / self.end_ms if self.end_ms else 0.0,
             "padding": 1 - self.tokens / self.rows if self.rows else 0.0,
             "total_s": self.end_ms / 1000,
-            "unfinished": self.num_unfinished + self.num_refused,
+            "not_served": self.num_unfinished + self.num_refused,
         }
 
 
@@ -120,13 +137,23 @@ def synthetic(count: int, per_second: float, seed: int) -> list[Arrival]:
 def read_workload(path: Path) -> list[Arrival]:
     """The workload of a file of JSON lines, in order of arrival. ValueError for a bad line."""
     arrivals = []
-    names = {one.name for one in fields(Arrival)}
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        given = json.loads(line)
-        if set(given) != names:
-            raise ValueError(f"{path}:{number}: keys {sorted(given)} must be {sorted(names)}")
-        arrivals.append(Arrival(**given))
+        try:
+            arrivals.append(_arrival(json.loads(line)))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from error
     return sorted(arrivals, key=lambda arrival: arrival.arrival_s)
+
+
+def _arrival(given: object) -> Arrival:
+    names = [one.name for one in fields(Arrival)]
+    if not isinstance(given, dict) or set(given) != set(names):
+        raise ValueError(f"{given!r}: must be an object with the keys {names}")
+    for name, value in given.items():
+        kinds, least = ((int, float), 0) if name == "arrival_s" else ((int,), 1)
+        if isinstance(value, bool) or not isinstance(value, kinds) or value < least:
+            raise ValueError(f"{name}={value!r}: must be a number of at least {least}")
+    return Arrival(**given)
 
 
 def simulate(
@@ -164,6 +191,9 @@ def simulate(
         _deliver(scheduler, output, now, latest, outcome)
     outcome.num_unfinished = scheduler.get_num_unfinished_requests()
     outcome.end_ms = now
+    outcome.waiting = {
+        reason.value: count for reason, count in scheduler.admission_counts.items() if count
+    }
     return outcome
 
 
@@ -200,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one object per line")
     options = parser.parse_args(argv)
+    if options.requests < 1 or not options.rate > 0:
+        parser.error("--requests must be at least 1 and --rate above 0")
     arrivals = (
         synthetic(options.requests, options.rate, options.seed)
         if options.workload is None
@@ -214,17 +246,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         # documented bound equals the real one.
         num_blocks=8 * 8192 // 32 + 1,
     )
-    title = f"{'modelled times':<38}"
-    for name, policy in POLICIES.items():
-        row = simulate(config, policy, arrivals, StepCosts()).row()
-        if options.json:
-            print(json.dumps({"policy": name} | row), flush=True)
-            continue
-        if title:
-            print(title + "".join(f"{column:>16}" for column in row))
-            title = ""
-        print(f"{name:<38}" + "".join(f"{value:>16.2f}" for value in row.values()), flush=True)
+    outcomes = {
+        name: simulate(config, policy, arrivals, StepCosts()) for name, policy in POLICIES.items()
+    }
+    if options.json:
+        for name, outcome in outcomes.items():
+            print(json.dumps({"policy": name} | outcome.row() | {"waiting": outcome.waiting}))
+        return 0
+    rows = {name: outcome.row() for name, outcome in outcomes.items()}
+    _print_table("modelled times, ms", HEADINGS, rows, FORMATS)
+    reasons = sorted({reason for outcome in outcomes.values() for reason in outcome.waiting})
+    headings = {reason: _two_lines(reason) for reason in reasons}
+    print()
+    waiting = {name: outcome.waiting for name, outcome in outcomes.items()}
+    _print_table("waiting, request-steps", headings, waiting, {})
     return 0
+
+
+def _two_lines(reason: str) -> tuple[str, str]:
+    first, _, rest = reason.partition("_")
+    return (first, rest) if rest else ("", first)
+
+
+def _print_table(
+    title: str,
+    headings: Mapping[str, tuple[str, str]],
+    rows: Mapping[str, Mapping[str, float]],
+    formats: Mapping[str, str],
+) -> None:
+    """A table of at most 80 columns for at most nine headings."""
+    width = max(6, *(1 + len(line) for lines in headings.values() for line in lines))
+    for first, lines in zip((title, ""), zip(*headings.values(), strict=True), strict=True):
+        print(f"{first:<26}" + "".join(f"{line:>{width}}" for line in lines))
+    for name, row in rows.items():
+        cells = (format(row.get(column, 0), formats.get(column, ".0f")) for column in headings)
+        print(f"{name:<26}" + "".join(f"{cell:>{width}}" for cell in cells))
 
 
 if __name__ == "__main__":

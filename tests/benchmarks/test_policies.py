@@ -1,13 +1,17 @@
 """The policy simulation: its clock, its percentiles, and what policies do in it."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from segattn.benchmarks.scheduler.policies import (
+    POLICIES,
     Arrival,
     StepCosts,
+    main,
     percentile,
     read_workload,
     simulate,
@@ -92,9 +96,54 @@ def test_a_workload_is_read_in_order_of_arrival_and_checked(tmp_path: Path) -> N
         '{"arrival_s": 1.0, "prompt_tokens": 6, "output_tokens": 2}\n'
     )
     assert read_workload(path) == [Arrival(1.0, 6, 2), Arrival(2.0, 5, 1)]
-    path.write_text('{"arrival_s": 2.0, "prompt": 5}\n')
-    with pytest.raises(ValueError, match=r":1: keys"):
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"arrival_s": 2.0, "prompt": 5}', "must be an object with the keys"),
+        ("[1, 2, 3]", "must be an object with the keys"),
+        ('{"arrival_s": 2.0, ', "Expecting"),
+        ('{"arrival_s": -1, "prompt_tokens": 5, "output_tokens": 1}', "arrival_s=-1: must be"),
+        ('{"arrival_s": 1, "prompt_tokens": 0, "output_tokens": 1}', "prompt_tokens=0: must be"),
+        ('{"arrival_s": 1, "prompt_tokens": 5, "output_tokens": 1.5}', "output_tokens=1.5: must"),
+        ('{"arrival_s": true, "prompt_tokens": 5, "output_tokens": 1}', "arrival_s=True: must be"),
+    ],
+)
+def test_a_bad_line_of_a_workload_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "workload.jsonl"
+    good = '{"arrival_s": 2.0, "prompt_tokens": 5, "output_tokens": 1}'
+    path.write_text(f"{good}\n{line}\n")
+    with pytest.raises(ValueError, match=f":2: .*{re.escape(message)}"):
         read_workload(path)
+
+
+def test_reasons_of_waiting_are_summed_over_the_steps() -> None:
+    # Three arrive with a seat for one. While the first has its prefill and its decode, the second
+    # waits for the prefill of the step, then for the seat, and the third behind it; then the third
+    # waits for the same two.
+    arrivals = [Arrival(0.0, 4, 2) for _ in range(3)]
+    outcome = simulate(_config(max_num_seqs=1), NeuronPolicy(), arrivals, COSTS)
+    assert outcome.waiting == {"prefill_batch": 2, "max_num_seqs": 2, "behind": 2}
+
+
+def test_the_tables_fit_80_columns_and_name_every_policy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--requests", "3", "--rate", "100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in POLICIES:
+        times, reasons = (line for line in lines if line.startswith(f"{name} "))
+        assert len(times.split()) >= 10
+        assert len(reasons.split()) >= 3
+    assert main(["--requests", "3", "--rate", "100", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["policy"] for row in rows] == list(POLICIES)
+    assert all(row["not_served"] == 0 and row["waiting"] for row in rows)
+    for options in (["--requests", "0"], ["--rate", "0"]):
+        with pytest.raises(SystemExit):
+            main(options)
 
 
 def test_a_seed_gives_the_same_arrivals() -> None:

@@ -239,6 +239,21 @@ def test_throttled_prefills_wait_while_something_decodes() -> None:
     assert recorder.scheduler.waiting_reasons() == {"B": Admission.DECODE_TURN}
 
 
+def test_a_prefill_that_vllm_does_not_schedule_waits_for_a_reason_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = _recorder()
+    recorder.add(id="A", prompt=[5] * 4, max_tokens=9, eos=None)
+    scheduler = recorder.scheduler
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler.kv_cache_manager, "allocate_slots", lambda *_, **__: None)
+        assert _step(recorder) == {}
+    assert scheduler.waiting_reasons() == {"A": Admission.NOT_SCHEDULED}
+    assert scheduler.admission_counts[Admission.NOT_SCHEDULED] == 1
+    assert _step(recorder) == {"A": 4}
+    assert scheduler.waiting_reasons() == {}
+
+
 def test_requests_are_counted_with_the_hidden_ones_during_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
