@@ -13,6 +13,7 @@ class Change(NamedTuple):
     replacement: str
 
 
+_REMAINDER = "nl.bitwise_and for powers of two, else x minus y times the quotient as an integer"
 _SLICES = "slices, or .ap() for other access patterns"
 _BENCHMARK = "nki.simulate for values, neuron-profile for time"
 
@@ -22,10 +23,10 @@ REMOVED = {
     "nki.language.par_dim": Change("removed in 0.2.0", "dim 0, which is the partition dim"),
     "nki.tensor": Change("moved in 0.2.0", "nki.meta.tensor"),
     "nki.isa.tensor_copy_dynamic_src": Change(
-        "removed in 0.4.0", "nisa.tensor_copy with src.ap(scalar_offset=...)"
+        "removed in 0.4.0", "nisa.tensor_copy(dst, src.ap(pattern, scalar_offset=register))"
     ),
     "nki.isa.tensor_copy_dynamic_dst": Change(
-        "removed in 0.4.0", "nisa.tensor_copy with dst.ap(scalar_offset=...)"
+        "removed in 0.4.0", "nisa.tensor_copy(dst.ap(pattern, scalar_offset=register), src)"
     ),
 }
 
@@ -55,8 +56,8 @@ UNSUPPORTED = {
     "nki.language.divide": Change(
         "not a hardware operation", "nl.multiply by nl.reciprocal, or nisa.reciprocal"
     ),
-    "nki.language.mod": Change("not a hardware operation, only simulated", "index arithmetic"),
-    "nki.language.fmod": Change("not a hardware operation, only simulated", "index arithmetic"),
+    "nki.language.mod": Change("not a hardware operation, only simulated", _REMAINDER),
+    "nki.language.fmod": Change("not a hardware operation, only simulated", _REMAINDER),
 }
 
 DEPRECATED = {
@@ -95,8 +96,12 @@ ABSENT_OF_TENSORS = {
 # (function, keyword): "" stands for every function of nki.isa and nki.language.
 REMOVED_KEYWORDS = {
     ("", "mask"): Change("removed in 0.2.0", _SLICES),
-    ("nki.isa.dma_copy", "dst_rmw_op"): Change("removed in 0.3.0", "nisa.dma_compute"),
-    ("nki.isa.dma_copy", "unique_indices"): Change("removed in 0.3.0", "nisa.dma_compute"),
+    ("nki.isa.dma_copy", "dst_rmw_op"): Change(
+        "removed in 0.3.0", "nisa.dma_compute(dst, [src, dst], reduce_op=...)"
+    ),
+    ("nki.isa.dma_copy", "unique_indices"): Change(
+        "removed in 0.3.0", "nisa.dma_compute(dst, srcs, reduce_op, unique_indices=...)"
+    ),
     ("nki.isa.sendrecv", "use_gpsimd_dma"): Change(
         "replaced in 0.3.0", "dma_engine=nisa.dma_engine.gpsimd_dma or nisa.dma_engine.dma"
     ),

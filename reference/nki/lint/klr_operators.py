@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from .finding import Finding
+from .register_rules import loop_of
 from .scope import Rule, Scope, literal_int
 from .value import NUMBERS, SEQUENCES, Value
 
@@ -32,6 +33,8 @@ def _operator(
         message = "operators on tensors are rejected"
         yield scope.warn("tensor-operator", node, message, "nisa.tensor_tensor or tensor_scalar")
     elif "register" in (one.kind, two.kind):
+        if any(isinstance(side, ast.Name) and loop_of(scope, side) for side in (left, right)):
+            return  # level 1
         message = "operators on registers are rejected"
         use = "arithmetic on a [1, 1] tile, and nisa.register_load"
         yield scope.warn("register-operator", node, message, use)
@@ -139,6 +142,8 @@ def _comparison(
         message = f"{one.kind} and {two.kind} never compare equal"
         yield scope.warn("mixed-comparison", node, message, "two ints or two floats")
     elif "register" in kinds:
+        if _is_tested(scope, node) or "none" in kinds:
+            return  # level 1
         message = "registers compare as objects, not by value"
         yield scope.warn("register-operator", node, message, "nl.while_loop, or masks on tiles")
     elif equality and one.kind == two.kind == "list" and "list" in (_item(one), _item(two)):
@@ -147,6 +152,14 @@ def _comparison(
     elif equality and one.kind == two.kind == "object":
         message = "objects compare by their fields, not by identity"
         yield scope.warn("nested-equality", node, message, "a field that tells them apart")
+
+
+def _is_tested(scope: Scope, node: ast.AST) -> bool:
+    """Whether a comparison is part of the condition of a statement."""
+    parent = scope.parent(node)
+    while isinstance(parent, ast.BoolOp | ast.UnaryOp):
+        node, parent = parent, scope.parent(parent)
+    return getattr(parent, "test", None) is node
 
 
 def _membership(scope: Scope, node: ast.Compare, one: Value, two: Value) -> Iterator[Finding]:

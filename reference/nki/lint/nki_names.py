@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Mapping
 
+from . import api_tables as tables
 from . import signatures
 from .bindings import Bindings, Imported, Scope
 
@@ -92,8 +93,9 @@ class NkiNames:
         found = self.bindings.find(name, scope)
         if found is None:
             for star in self._stars:
-                if name in signatures.names(star):
-                    return f"{star}.{name}"
+                full = f"{star}.{name}"
+                if name in signatures.names(star) or full in tables.REMOVED:
+                    return full
             return self.runtime.get(name, "")
         where, values = found
         imported = ""

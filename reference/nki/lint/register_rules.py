@@ -69,13 +69,13 @@ def arithmetic(scope: Scope) -> Iterator[Finding]:
     """Python arithmetic on the register that counts a loop."""
     for node in scope.of(ast.BinOp):
         for side in (node.left, node.right):
-            if isinstance(side, ast.Name) and _loop_of(scope, side) is not None:
+            if isinstance(side, ast.Name) and loop_of(scope, side) is not None:
                 message = f"Python arithmetic on loop register {side.id}"
                 use = "a step of the loop, a stride of .ap(), or arithmetic on a [1, 1] tile"
                 yield scope.report(Kind.REJECTED, "register-arithmetic", node, message, use)
 
 
-def _loop_of(scope: Scope, node: ast.Name) -> ast.AST | None:
+def loop_of(scope: Scope, node: ast.Name) -> ast.AST | None:
     """Return the loop whose counting register a name is."""
     found = scope.module.bindings.find(node.id, scope.module.scope_of(node))
     place = found[0] if found is not None and found[1] == [None] else None
@@ -97,7 +97,7 @@ def induction_writes(scope: Scope) -> Iterator[Finding]:
             continue
         targets = node.args[:1] + [item.value for item in node.keywords if item.arg == "dst"]
         for target in targets:
-            loop = _loop_of(scope, target) if isinstance(target, ast.Name) else None
+            loop = loop_of(scope, target) if isinstance(target, ast.Name) else None
             if loop is not None and any(child is node for child in ast.walk(loop)):
                 message = f"write to loop register {ast.unparse(target)}"
                 use = "a condition in nl.while_loop to leave early"
