@@ -21,17 +21,12 @@ from typing import Any
 
 from .backend import nisa, nl
 from .loading import RowTiles, element_bytes
+from .share_tiles import BLOCK_TILES, ShareTiles
 from .softmax import ScoreScale
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
-
-BLOCK_TILES = MATMUL_COLUMNS // PARTITIONS
-"""Row tiles of a block: its 512 query columns are the moving operand of a matmul."""
+from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANKS
 
 KEYS_PER_EXP = 2
 """Key tiles of one exp instruction, a PSUM bank each."""
-
-SCORE_BUFFERS = 3
-"""Score tiles of KEYS_PER_EXP banks: six of the eight PSUM banks; two hold P V."""
 
 LAG = 4
 """Macros by which P V trails the scores, so that PE never waits for exp."""
@@ -42,8 +37,16 @@ WEIGHT_BUFFERS = 8
 SCALAR_BLOCKS = 4
 """Blocks of a chunk whose exp takes less time than what DVE has to do for them."""
 
-SUM_BANKS = BLOCK_TILES // 2
-"""PSUM banks of the P V results of a block, two row tiles each; their ends serve transposes."""
+
+@dataclass
+class SeenKey(nl.NKIObject):
+    """A key tile and the row tiles of a block that see it."""
+
+    column: int  # number of the tile among the key columns and among the values
+    begin: int  # first row tile of the block
+    end: int
+    # Row tiles that see a part of it: first of them, how many, their distance (band.py).
+    cuts: list[tuple[int, int, int]]
 
 
 @dataclass
@@ -51,63 +54,50 @@ class Macro(nl.NKIObject):
     """Up to KEYS_PER_EXP key tiles against one block of queries."""
 
     block: int
-    keys: nl.NkiTensor  # [d, ...] key columns
-    key_columns: list[int]  # where each key tile starts
-    first_tiles: list[int]  # row tile of the block that each key tile is first seen by
-    diagonal_ends: list[int]  # row tiles before this one have the key tile on their diagonal
+    seen: list[SeenKey]
+    keys: list[nl.NkiTensor]  # per 128 features [<= 128, ...] key columns
     values: nl.NkiTensor  # [128, ...] values with ones
-    value_columns: list[int]
     first: bool  # begins the block's pass
     last: bool  # ends the block's pass
     add: bool  # the pass adds to the accumulator instead of setting it
-
-
-def num_blocks_of(share: Share) -> int:
-    """Blocks of a share's row tiles."""
-    tiles = share.num_heads * len(share.row_tiles)
-    return (tiles + BLOCK_TILES - 1) // BLOCK_TILES
+    scale: float | nl.NkiTensor
 
 
 class BoundedRows(nl.NKIObject):
-    """The queries of a share, their accumulators, and the pipeline that fills these.
+    """The pipeline that fills the accumulators of a share."""
 
-    Row tile t = i * num_heads + h is tile row_tiles[i] of head h of the share.
-    """
-
-    def __init__(self, share: Share, d: int, dtype: str, scale: float) -> None:
-        self.share = share
-        self.num_tiles = share.num_heads * len(share.row_tiles)
-        self.num_blocks = num_blocks_of(share)
-        self.d = d
+    def __init__(self, tiles: ShareTiles, dtype: str, scale: float) -> None:
+        d = tiles.d
+        self.tiles = tiles
         self.scale = scale
         self.needs_mask = False
         self.scalar_is_free = False
-        self.queries = nl.ndarray((d, self.num_tiles * PARTITIONS), dtype=dtype, buffer=nl.sbuf)
         self.neg_shift = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        self.acc = nl.ndarray(
-            (PARTITIONS, self.num_tiles * (d + 1)), dtype=nl.float32, buffer=nl.sbuf
+        # P V of a block: row tiles per PSUM bank, whose end serves transposes, and its banks.
+        self.sums_per_bank = 2
+        if 2 * (d + 1) > MATMUL_COLUMNS:
+            self.sums_per_bank = 1
+        self.sum_banks = BLOCK_TILES // self.sums_per_bank
+        self.sums = nl.ndarray(
+            (PARTITIONS, self.sum_banks * MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum
         )
+        # The other banks hold scores.
         self.scores: list[nl.NkiTensor] = []
         width = KEYS_PER_EXP * MATMUL_COLUMNS
-        for _ in range(SCORE_BUFFERS):
+        for _ in range((PSUM_BANKS - self.sum_banks) // KEYS_PER_EXP):
             self.scores.append(nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.psum))
         self.weights: list[nl.NkiTensor] = []
         for _ in range(WEIGHT_BUFFERS):
             self.weights.append(nl.ndarray((PARTITIONS, width), dtype=dtype, buffer=nl.sbuf))
-        self.sums = nl.ndarray(
-            (PARTITIONS, SUM_BANKS * MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum
-        )
         self.macros: list[Macro] = []
         self.retired = 0
+        # Row tiles whose sum in PSUM the current pass has begun.
+        self.begun: list[bool] = []
         # Queues of work that is issued in small steps between macros: objects with step, done and
         # steps. Each queue gives one step per macro.
         self.beside: list[list[Any]] = []
         # Told of each block of the chunk that is complete, by add_block.
         self.result: Any = None
-
-    def tiles_of(self, block: int) -> int:
-        """Row tiles of a block."""
-        return min(BLOCK_TILES, self.num_tiles - block * BLOCK_TILES)
 
     def idle_engine(self, block: int) -> nisa.engine:
         """Who brings results of a chunk's block from PSUM to SBUF: ACT in the first, short ones."""
@@ -115,55 +105,48 @@ class BoundedRows(nl.NKIObject):
             return nisa.engine.scalar
         return nisa.engine.vector
 
-    def row_tile(self, t: int) -> int:
-        """Row tile of the chunk that tile t of the share is."""
-        return self.share.row_tiles[t // self.share.num_heads]
-
-    def issue(self, macro: Macro, exp_scale: float | nl.NkiTensor) -> None:
+    def issue(self, macro: Macro) -> None:
         """Scores and weights of a macro; P V of the macro LAG places before."""
         index = len(self.macros)
-        scores = self.scores[index % SCORE_BUFFERS]
+        scores = self.scores[index % len(self.scores)]
         weights = self.weights[index % WEIGHT_BUFFERS]
-        block = macro.block
-        count = len(macro.key_columns)
-        columns = self.tiles_of(block) * PARTITIONS
-        query = block * MATMUL_COLUMNS
-        keys = macro.keys
+        query = macro.block * MATMUL_COLUMNS
+        count = len(macro.seen)
         for i in range(count):
-            skip = macro.first_tiles[i] * PARTITIONS
-            key = macro.key_columns[i]
-            nisa.nc_matmul(
-                dst=scores[:, i * MATMUL_COLUMNS + skip : i * MATMUL_COLUMNS + columns],
-                stationary=keys[:, key : key + PARTITIONS],
-                moving=self.queries[:, query + skip : query + columns],
-                accumulate=False,
-            )
+            seen = macro.seen[i]
+            begin, end = seen.begin * PARTITIONS, seen.end * PARTITIONS
+            key = seen.column * PARTITIONS
+            for part in range(len(macro.keys)):
+                keys, queries = macro.keys[part], self.tiles.queries[part]
+                nisa.nc_matmul(
+                    dst=scores[:, i * MATMUL_COLUMNS + begin : i * MATMUL_COLUMNS + end],
+                    stationary=keys[:, key : key + PARTITIONS],
+                    moving=queries[:, query + begin : query + end],
+                    accumulate=part > 0,
+                )
         together = count
-        if macro.first_tiles[0] != macro.first_tiles[count - 1]:
+        first, last = macro.seen[0], macro.seen[count - 1]
+        if first.begin != last.begin or first.end != last.end:
             together = 1
         for i in range(0, count, together):
-            skip = macro.first_tiles[i] * PARTITIONS
+            seen = macro.seen[i]
             pattern = [
                 [KEYS_PER_EXP * MATMUL_COLUMNS, PARTITIONS],
                 [MATMUL_COLUMNS, together],
-                [1, columns - skip],
+                [1, (seen.end - seen.begin) * PARTITIONS],
             ]
-            offset = i * MATMUL_COLUMNS + skip
+            offset = i * MATMUL_COLUMNS + seen.begin * PARTITIONS
             nisa.activation(
                 dst=weights.ap(pattern, offset=offset), op=nl.exp,
-                data=scores.ap(pattern, offset=offset), bias=self.neg_shift, scale=exp_scale,
+                data=scores.ap(pattern, offset=offset), bias=self.neg_shift, scale=macro.scale,
             )  # fmt: skip
         for i in range(count):
-            begin = macro.first_tiles[i]
-            heads = macro.diagonal_ends[i] - begin
-            if heads > 0:
-                # Key p is seen by the queries q >= p of its own row tile.
-                first = i * MATMUL_COLUMNS + begin * PARTITIONS
-                own = weights[:, first : first + heads * PARTITIONS]
-                nisa.affine_select(
-                    dst=own, pattern=[[0, heads], [1, PARTITIONS]], channel_multiplier=-1,
-                    on_true_tile=own, on_false_value=0.0, cmp_op=nl.greater_equal,
-                )  # fmt: skip
+            cuts = macro.seen[i].cuts
+            for cut in cuts:
+                begin, tiles, distance = cut
+                column = i * MATMUL_COLUMNS + begin * PARTITIONS
+                own = weights[:, column : column + tiles * PARTITIONS]
+                self.tiles.band.select(own, distance, tiles, True, 0.0)
         self.macros.append(macro)
         if len(self.macros) - self.retired > LAG:
             self.retire()
@@ -179,36 +162,54 @@ class BoundedRows(nl.NKIObject):
         macro = self.macros[index]
         weights = self.weights[index % WEIGHT_BUFFERS]
         values = macro.values
-        tiles = self.tiles_of(macro.block)
-        width = self.d + 1
-        for i in range(len(macro.value_columns)):
-            value = macro.value_columns[i]
-            for t in range(macro.first_tiles[i], tiles):
+        width = self.tiles.d + 1
+        if macro.first:
+            self.begun = []
+            for _ in range(self.tiles.tiles_of(macro.block)):
+                self.begun.append(False)
+        for i in range(len(macro.seen)):
+            seen = macro.seen[i]
+            value = seen.column * width
+            for t in range(seen.begin, seen.end):
                 column = i * MATMUL_COLUMNS + t * PARTITIONS
-                total = t // 2 * MATMUL_COLUMNS + t % 2 * width
-                begins = macro.first and i == 0
+                total = self.sum_column(t)
                 nisa.nc_matmul(
                     dst=self.sums[:, total : total + width],
                     stationary=weights[:, column : column + PARTITIONS],
                     moving=values[:, value : value + width],
-                    accumulate=not begins,
+                    accumulate=self.begun[t],
                 )
+                self.begun[t] = True
         if macro.last:
-            for t in range(0, tiles, 2):
-                both = min(2, tiles - t) * width
-                first = (macro.block * BLOCK_TILES + t) * width
-                acc = self.acc[:, first : first + both]
-                bank = t // 2 * MATMUL_COLUMNS
-                total_of_bank = self.sums[:, bank : bank + both]
-                if macro.add:
-                    nisa.tensor_tensor(dst=acc, data1=total_of_bank, data2=acc, op=nl.add)
-                else:
-                    nisa.tensor_copy(
-                        dst=acc, src=total_of_bank, engine=self.idle_engine(macro.block)
-                    )
-            if self.result is not None:
-                self.result.add_block(macro.block)
+            self.write_sums(macro)
         self.retired = self.retired + 1
+
+    def sum_column(self, t: int) -> int:
+        """Where the P V of row tile t of a block lies."""
+        per_bank = self.sums_per_bank
+        return t // per_bank * MATMUL_COLUMNS + t % per_bank * (self.tiles.d + 1)
+
+    def write_sums(self, macro: Macro) -> None:
+        """Bring the sums of a block to its accumulators, as far as the pass has begun any."""
+        width = self.tiles.d + 1
+        for t in range(0, len(self.begun), self.sums_per_bank):
+            begin, count = t, 0
+            for each in range(t, min(t + self.sums_per_bank, len(self.begun))):
+                if self.begun[each]:
+                    if count == 0:
+                        begin = each
+                    count = count + 1
+            if count > 0:
+                first = (macro.block * BLOCK_TILES + begin) * width
+                acc = self.tiles.acc[:, first : first + count * width]
+                column = self.sum_column(begin)
+                total = self.sums[:, column : column + count * width]
+                if macro.add:
+                    nisa.tensor_tensor(dst=acc, data1=total, data2=acc, op=nl.add)
+                else:
+                    nisa.tensor_copy(dst=acc, src=total, engine=self.idle_engine(macro.block))
+        if self.result is not None:
+            self.result.add_block(macro.block)
 
     def drain(self) -> None:
         """P V of every macro in flight; the next macro starts the rings of buffers anew."""
@@ -217,87 +218,94 @@ class BoundedRows(nl.NKIObject):
         self.macros = []
         self.retired = 0
 
-    def num_keys(self, block: int) -> int:
-        """Key tiles of the chunk that a block sees."""
-        return self.row_tile(block * BLOCK_TILES + self.tiles_of(block) - 1) + 1
-
     def shifts_of(self, first: int, end: int) -> nl.NkiTensor:
         """Minus the shifts of some tiles, 128 x tiles."""
         return self.neg_shift.ap([[1, PARTITIONS], [0, end - first]])
 
     def clear_from(self, block: int) -> None:
         """Zero the accumulators of this block and those after it."""
-        first = block * BLOCK_TILES * (self.d + 1)
-        if first < self.acc.shape[1]:
-            nisa.memset(
-                dst=self.acc[:, first : self.acc.shape[1]], value=0.0, engine=nisa.engine.gpsimd
-            )
+        acc = self.tiles.acc
+        first = block * BLOCK_TILES * (self.tiles.d + 1)
+        if first < acc.shape[1]:
+            nisa.memset(dst=acc[:, first : acc.shape[1]], value=0.0, engine=nisa.engine.gpsimd)
 
-    def attend_chunk(self, keys: nl.NkiTensor, values: nl.NkiTensor, block: int, add: bool) -> None:
+    def attend_chunk(
+        self, keys: list[nl.NkiTensor], values: nl.NkiTensor, block: int, add: bool
+    ) -> None:
         """A block over the chunk's key tiles up to its diagonal; sets its accumulator or adds."""
-        first = block * BLOCK_TILES
-        tiles = self.tiles_of(block)
-        num_keys = self.num_keys(block)
-        for key in range(0, num_keys, KEYS_PER_EXP):
-            key_columns: list[int] = []
-            value_columns: list[int] = []
-            first_tiles: list[int] = []
-            diagonal_ends: list[int] = []
-            for each in range(key, min(key + KEYS_PER_EXP, num_keys)):
-                before = 0
-                upto = 0
-                for t in range(tiles):
-                    if self.row_tile(first + t) < each:
-                        before = before + 1
-                    if self.row_tile(first + t) <= each:
-                        upto = upto + 1
-                key_columns.append(each * PARTITIONS)
-                value_columns.append(each * (self.d + 1))
-                first_tiles.append(before)
-                diagonal_ends.append(upto)
-            self.issue(
-                Macro(
-                    block, keys, key_columns, first_tiles, diagonal_ends, values, value_columns,
-                    key == 0, key + KEYS_PER_EXP >= num_keys, add,
-                ),
-                self.scale,
-            )  # fmt: skip
+        oldest = max(0, self.tiles.oldest_key(block * BLOCK_TILES))
+        seen: list[SeenKey] = []
+        for tile in range(oldest, self.tiles.num_keys(block)):
+            self.add_seen(seen, block, tile, tile)
+        self.attend_keys(block, seen, keys, values, add, self.scale)
 
     def attend_segment(
         self,
-        keys: nl.NkiTensor,  # [d, tokens * 128]
+        keys: list[nl.NkiTensor],  # per 128 features [<= 128, tokens * 128]
         values: nl.NkiTensor,  # [128, tokens * (d + 1)]
         mask: nl.NkiTensor | None,
         tokens: int,
         scale: ScoreScale,
+        first_tile: int | None,  # key tile (band.py) of the first; None: every row sees all
     ) -> None:
         """Every block over one segment of the prior; adds to the accumulators.
 
         No mask: the values of absent tokens and their ones are zero.
         """
         assert mask is None, "only an exact maximum takes a mask"
-        none = [0, 0]
-        for block in range(self.num_blocks):
-            for key in range(0, tokens, KEYS_PER_EXP):
-                key_columns: list[int] = []
-                value_columns: list[int] = []
-                for each in range(key, min(key + KEYS_PER_EXP, tokens)):
-                    key_columns.append(each * PARTITIONS)
-                    value_columns.append(each * (self.d + 1))
-                self.issue(
-                    Macro(
-                        block, keys, key_columns, none, none, values, value_columns,
-                        key == 0, key + KEYS_PER_EXP >= tokens, True,
-                    ),
-                    scale.positive,
-                )  # fmt: skip
+        for block in range(self.tiles.num_blocks):
+            seen: list[SeenKey] = []
+            for column in range(tokens):
+                if first_tile is None:
+                    seen.append(SeenKey(column, 0, self.tiles.tiles_of(block), []))
+                else:
+                    self.add_seen(seen, block, column, first_tile + column)
+            self.attend_keys(block, seen, keys, values, True, scale.positive)
+
+    def add_seen(self, seen: list[SeenKey], block: int, column: int, tile: int) -> None:
+        """Add a key tile to `seen` if some row tile of the block sees it."""
+        band = self.tiles.band
+        begin, end = 0, 0
+        cuts: list[tuple[int, int, int]] = []
+        for t in range(self.tiles.tiles_of(block)):
+            distance = self.tiles.row_tile(block * BLOCK_TILES + t) - tile
+            if band.sees(distance):
+                if end == 0:
+                    begin = t
+                end = t + 1
+                if band.is_cut(distance):
+                    num = len(cuts)
+                    if num > 0 and cuts[num - 1][2] == distance:
+                        cuts[num - 1] = (cuts[num - 1][0], cuts[num - 1][1] + 1, distance)
+                    else:
+                        cuts.append((t, 1, distance))
+        if end > 0:
+            seen.append(SeenKey(column, begin, end, cuts))
+
+    def attend_keys(
+        self,
+        block: int,
+        seen: list[SeenKey],
+        keys: list[nl.NkiTensor],
+        values: nl.NkiTensor,
+        add: bool,
+        scale: float | nl.NkiTensor,
+    ) -> None:
+        """A block over some key tiles."""
+        for first in range(0, len(seen), KEYS_PER_EXP):
+            end = min(first + KEYS_PER_EXP, len(seen))
+            own: list[SeenKey] = []
+            for i in range(first, end):
+                own.append(seen[i])
+            self.issue(Macro(block, own, keys, values, first == 0, end == len(seen), add, scale))
 
     def spare(self, bank: int, num_rows: int, first: int, columns: int, dtype: str) -> nl.NkiTensor:
         """Columns of the unused end of a P V bank, as `dtype`; `first` counts from that end."""
         per_word = 4 // element_bytes(dtype)
-        start = (bank * MATMUL_COLUMNS + 2 * (self.d + 1)) * per_word + first
+        used = self.sums_per_bank * (self.tiles.d + 1)
+        start = (bank * MATMUL_COLUMNS + used) * per_word + first
         return self.sums.ap(
-            [[SUM_BANKS * MATMUL_COLUMNS * per_word, num_rows], [1, columns]],
+            [[self.sum_banks * MATMUL_COLUMNS * per_word, num_rows], [1, columns]],
             offset=start, dtype=dtype,
         )  # fmt: skip
 
@@ -309,23 +317,23 @@ class BoundedRows(nl.NKIObject):
         columns: nl.NkiTensor,
         engine: nisa.engine = nisa.engine.vector,
     ) -> None:
-        """Row tiles of d features into columns [d, num_tiles * 128], through the spare PSUM."""
+        """Row tiles into columns [height, num_tiles * 128], through the spare PSUM."""
         dtype = tiles.rows.dtype
         per_bank = 3
         if dtype == nl.float32:
             per_bank = 1
         for begin in range(0, num_tiles, per_bank):
             count = min(per_bank, num_tiles - begin)
-            bank = begin // per_bank % SUM_BANKS
+            bank = begin // per_bank % self.sum_banks
             for t in range(count):
                 nisa.nc_transpose(
-                    dst=self.spare(bank, self.d, t * PARTITIONS, PARTITIONS, dtype),
+                    dst=self.spare(bank, tiles.width, t * PARTITIONS, PARTITIONS, dtype),
                     data=tiles.tile(first_tile + begin + t),
                     engine=nisa.engine.tensor,
                 )
             nisa.tensor_copy(
                 dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS],
-                src=self.spare(bank, self.d, 0, count * PARTITIONS, dtype),
+                src=self.spare(bank, tiles.width, 0, count * PARTITIONS, dtype),
                 engine=engine,
             )
 
@@ -336,26 +344,3 @@ class BoundedRows(nl.NKIObject):
         number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=number, op=op, data=row, axis=1, keepdims=True)
         return number
-
-
-def values_with_ones(
-    stage: nl.NkiTensor,  # [128, tiles * d] SBUF
-    present: nl.NkiTensor,  # [128, tiles] uint8
-    values: nl.NkiTensor,  # [128, tiles * (d + 1)] SBUF, result
-    first: int,
-    count: int,
-) -> None:
-    """Value rows of some tiles next to a column of ones; all zero where a row is absent."""
-    tiles = present.shape[1]
-    d = stage.shape[1] // tiles
-    width = tiles * (d + 1)
-    nisa.select_reduce(
-        dst=values.ap([[width, PARTITIONS], [d + 1, count], [1, d]], offset=first * (d + 1)),
-        predicate=present.ap([[tiles, PARTITIONS], [1, count], [0, d]], offset=first),
-        on_true=stage[:, first * d : (first + count) * d],
-        on_false=0.0,
-    )
-    nisa.tensor_copy(
-        dst=values.ap([[width, PARTITIONS], [d + 1, count], [1, 1]], offset=first * (d + 1) + d),
-        src=present[:, first : first + count],
-    )

@@ -1,4 +1,4 @@
-"""The chunk for the bounded softmax: loads, and what is made of them while blocks are computed.
+"""The chunk of a share: loads, and what is made of them while blocks are computed.
 
 A *piece* is BLOCK_TILES tiles of the keys or of the values, or a block of the share's queries.
 Blocks are computed in order, the first rows first, so that a block needs few pieces more than the
@@ -7,10 +7,19 @@ the later shares of their KV head.
 """
 
 from .backend import nisa, nl
-from .bounded import BLOCK_TILES, BoundedRows, values_with_ones
+from .bounded import BoundedRows
 from .exact_rows import ExactRows
-from .loading import RowTiles, each_element, row_tile_view, runs_of, zero_rows
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
+from .loading import (
+    each_element,
+    new_columns,
+    row_tile_view,
+    runs_of,
+    transpose_features,
+    values_with_ones,
+    zero_rows,
+)
+from .share_tiles import BLOCK_TILES
+from .tile_schedule import PARTITIONS
 
 
 class ChunkKeys(nl.NKIObject):
@@ -30,7 +39,7 @@ class ChunkKeys(nl.NKIObject):
         self.every_valid = every_valid
         self.d = d
         self.num_tiles = num_rows // PARTITIONS
-        self.keys = nl.ndarray((d, num_rows), dtype=k.dtype, buffer=nl.sbuf)
+        self.keys = new_columns(self.num_tiles, d, k.dtype)
         self.values = nl.ndarray(
             (PARTITIONS, self.num_tiles * (d + 1)), dtype=v.dtype, buffer=nl.sbuf
         )
@@ -41,7 +50,7 @@ class ChunkKeys(nl.NKIObject):
             shape = (PARTITIONS, BLOCK_TILES * d)
             self.k_rows.append(nl.ndarray(shape, dtype=k.dtype, buffer=nl.sbuf))
             self.v_rows.append(nl.ndarray(shape, dtype=v.dtype, buffer=nl.sbuf))
-            self.k_real.append(self.keys)
+            self.k_real.append(self.values)
         # Pieces that the shares so far have made.
         self.made = 0
 
@@ -73,12 +82,9 @@ class ChunkKeys(nl.NKIObject):
 
     def write_columns(self, piece: int, rows: BoundedRows | ExactRows) -> None:
         """Key columns of a piece, through the spare PSUM of `rows`."""
-        count, d = self.tiles_of(piece), self.d
-        first = piece * MATMUL_COLUMNS
-        rows.transpose(
-            RowTiles(self.k_real[piece], d, d), 0, count,
-            self.keys[:, first : first + count * PARTITIONS],
-        )  # fmt: skip
+        count = self.tiles_of(piece)
+        first = piece * BLOCK_TILES
+        transpose_features(rows, self.k_real[piece], self.d, 0, count, self.keys, first)
 
     def write_values(self, piece: int) -> None:
         """Values of a piece, next to ones."""
@@ -105,7 +111,7 @@ class ChunkStream(nl.NKIObject):
         self.chunk = chunk
         self.tile_valid = tile_valid
         self.q_rows = nl.ndarray(
-            (PARTITIONS, rows.num_tiles * rows.d), dtype=q.dtype, buffer=nl.sbuf
+            (PARTITIONS, rows.tiles.num_tiles * rows.tiles.d), dtype=q.dtype, buffer=nl.sbuf
         )
         self.q_real: list[nl.NkiTensor] = []
         # Steps in their order, (what, piece), and how many of them come before each block.
@@ -120,8 +126,8 @@ class ChunkStream(nl.NKIObject):
 
     def plan(self) -> None:
         """Rows one block before columns, columns and values before their block."""
-        num_blocks = self.rows.num_blocks
-        sampled = (self.rows.share.num_heads - 1) // BLOCK_TILES
+        num_blocks = self.rows.tiles.num_blocks
+        sampled = (self.rows.tiles.share.num_heads - 1) // BLOCK_TILES
         zeroed = self.chunk.made
         columns = zeroed
         for block in range(-1, num_blocks):
@@ -149,7 +155,7 @@ class ChunkStream(nl.NKIObject):
 
     def pieces_of_keys(self, block: int) -> int:
         """Pieces of keys that a block and those before it need."""
-        return (self.rows.num_keys(block) + BLOCK_TILES - 1) // BLOCK_TILES
+        return (self.rows.tiles.num_keys(block) + BLOCK_TILES - 1) // BLOCK_TILES
 
     def begin(self) -> None:
         """Start the loads that the first block and the sample need."""
@@ -171,8 +177,8 @@ class ChunkStream(nl.NKIObject):
 
     def load_queries(self, block: int) -> None:
         """The row tiles that a block is the first to need, all heads of them."""
-        share = self.rows.share
-        width = share.num_heads * self.rows.d
+        share = self.rows.tiles.share
+        width = share.num_heads * self.rows.tiles.d
         begin = (block * BLOCK_TILES + share.num_heads - 1) // share.num_heads
         end = ((block + 1) * BLOCK_TILES + share.num_heads - 1) // share.num_heads
         end = min(end, len(share.row_tiles))
@@ -189,7 +195,8 @@ class ChunkStream(nl.NKIObject):
     def step(self) -> None:
         """The next step."""
         what, piece = self.order[self.done]
-        rows, d = self.rows, self.rows.d
+        rows, tiles = self.rows, self.rows.tiles
+        d = tiles.d
         if what == "zero keys":
             self.chunk.zero_padding(piece)
         elif what == "key columns":
@@ -198,7 +205,7 @@ class ChunkStream(nl.NKIObject):
             self.chunk.write_values(piece)
         elif what == "zero queries":
             first = piece * BLOCK_TILES
-            end = first + rows.tiles_of(piece)
+            end = first + tiles.tiles_of(piece)
             self.q_real.append(
                 zero_rows(
                     self.q_rows[:, first * d : end * d],
@@ -207,12 +214,10 @@ class ChunkStream(nl.NKIObject):
                 )
             )
         else:
-            count = rows.tiles_of(piece)
-            begin = piece * MATMUL_COLUMNS
-            rows.transpose(
-                RowTiles(self.q_real[piece], d, d), 0, count,
-                rows.queries[:, begin : begin + count * PARTITIONS],
-            )  # fmt: skip
+            first = piece * BLOCK_TILES
+            transpose_features(
+                rows, self.q_real[piece], d, 0, tiles.tiles_of(piece), tiles.queries, first
+            )
         self.done = self.done + 1
 
     def finish_sample(self) -> None:

@@ -3,8 +3,8 @@
 Queries lie on partitions. A step takes one row tile through up to 2048 keys:
 
     scores   PE writes [128 queries, keys], adds MASKED to the keys that are not seen, by a product
-             of one contraction row (absent cached keys) or with a triangle (diagonal); DVE takes
-             the maximum and moves the running one, ACT writes the weights
+             of one contraction row (absent cached keys) or with a triangle (tiles that are seen in
+             part, band.py); DVE takes the maximum and moves the running one, ACT writes the weights
     turn     PE transposes the weights, ACT and DVE bring them back to SBUF
     sum      PE adds weight * [values | 1], DVE corrects the accumulator by exp(old - new maximum)
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .backend import nisa, nl
-from .bounded import BLOCK_TILES, num_blocks_of
 from .loading import RowTiles, element_bytes
+from .share_tiles import BLOCK_TILES, ShareTiles
 from .softmax import FLOOR, MASKED, ScoreScale
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
+from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
 
 STEP_TILES = 16
 """Key tiles of a step."""
@@ -44,7 +44,7 @@ DVE_TURN = 4
 a row tile, beside which DVE prepares the chunk, ACT brings back all."""
 
 TURN_BYTES = 1024
-"""Bytes of a PSUM bank that hold transposes; behind them lies a sum."""
+"""Most bytes of a PSUM bank that hold transposes; its end holds a sum."""
 
 
 @dataclass
@@ -52,29 +52,24 @@ class ExactStep(nl.NKIObject):
     """One row tile against consecutive key tiles."""
 
     t: int
-    keys: nl.NkiTensor  # [d, ...]
+    keys: list[nl.NkiTensor]  # per 128 features [<= 128, ...]
     values: nl.NkiTensor  # [128, ...] values with ones
     first: int  # key tile
     count: int
     mask: nl.NkiTensor | None  # [1, ...]: 0, or MASKED where a key is absent
-    is_diagonal: bool  # the last key tile is the row tile's own
+    first_tile: int | None  # key tile (band.py) of column 0; None: every row sees all
     is_first: bool  # of the row tile: there is no accumulator yet
+    ends_chunk: bool  # the row tile has seen all of the chunk then
     scale: ScoreScale
     index: int
     correction: nl.NkiTensor  # [128, 1] fp32, of the accumulator
 
 
 class ExactRows(nl.NKIObject):
-    """The queries of a share, their state, and the pipeline.
+    """The state of a share's softmax, and the pipeline."""
 
-    Row tile t = i * num_heads + h is tile row_tiles[i] of head h of the share.
-    """
-
-    def __init__(self, share: Share, d: int, dtype: str, scale: float) -> None:
-        self.share = share
-        self.num_tiles = share.num_heads * len(share.row_tiles)
-        self.num_blocks = num_blocks_of(share)
-        self.d = d
+    def __init__(self, tiles: ShareTiles, dtype: str, scale: float) -> None:
+        self.tiles = tiles
         self.chunk_scale = scale
         self.scale = ScoreScale(scale, -scale)
         self.needs_mask = True
@@ -82,16 +77,11 @@ class ExactRows(nl.NKIObject):
         # as may be: the values are written LAG steps after the start, which must come after the
         # steps in flight that read them.
         self.steps_beside = 1
-        if self.num_tiles < FEW_TILES:
+        if tiles.num_tiles < FEW_TILES:
             self.steps_beside = 2
         # Beside the steps over a chunk ACT has more time than DVE.
         self.scalar_is_free = True
-        shape = (PARTITIONS, self.num_tiles)
-        self.queries = nl.ndarray((d, self.num_tiles * PARTITIONS), dtype=dtype, buffer=nl.sbuf)
-        self.neg_shift = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        self.acc = nl.ndarray(
-            (PARTITIONS, self.num_tiles * (d + 1)), dtype=nl.float32, buffer=nl.sbuf
-        )
+        self.neg_shift = nl.ndarray((PARTITIONS, tiles.num_tiles), dtype=nl.float32, buffer=nl.sbuf)
         self.scores: list[nl.NkiTensor] = []
         for _ in range(SCORE_BUFFERS):
             self.scores.append(
@@ -112,26 +102,19 @@ class ExactRows(nl.NKIObject):
         self.ones = nl.ndarray((1, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
         square = (PARTITIONS, PARTITIONS)
         self.identity = nl.ndarray(square, dtype=nl.bfloat16, buffer=nl.sbuf)
-        self.later = nl.ndarray(square, dtype=nl.bfloat16, buffer=nl.sbuf)
+        # MASKED at the keys that a row does not see, for each distance of tiles seen in part.
+        self.cut_distances = tiles.band.cut_distances()
+        self.unseen: list[nl.NkiTensor] = []
+        for _ in self.cut_distances:
+            self.unseen.append(nl.ndarray(square, dtype=nl.bfloat16, buffer=nl.sbuf))
         self.pending: list[ExactStep] = []
         self.summing: list[ExactStep] = []
         self.num_scores = 0
         self.num_steps = 0
         self.num_turns = 0
+        self.num_groups = 0
         self.beside: list[list[Any]] = []
         self.result: Any = None
-
-    def tiles_of(self, block: int) -> int:
-        """Row tiles of a block."""
-        return min(BLOCK_TILES, self.num_tiles - block * BLOCK_TILES)
-
-    def row_tile(self, t: int) -> int:
-        """Row tile of the chunk that tile t of the share is."""
-        return self.share.row_tiles[t // self.share.num_heads]
-
-    def num_keys(self, block: int) -> int:
-        """Key tiles of the chunk that a block sees."""
-        return self.row_tile(block * BLOCK_TILES + self.tiles_of(block) - 1) + 1
 
     def shifts_of(self, first: int, end: int) -> nl.NkiTensor:
         """Minus the shifts of some tiles, 128 x tiles."""
@@ -139,88 +122,110 @@ class ExactRows(nl.NKIObject):
 
     def clear_from(self, block: int) -> None:
         """No key seen yet: for the tiles of this block and of those after it."""
+        acc = self.tiles.acc
         first = block * BLOCK_TILES
-        if first < self.num_tiles:
+        if first < self.tiles.num_tiles:
             nisa.memset(
-                dst=self.acc[:, first * (self.d + 1) : self.acc.shape[1]], value=0.0,
+                dst=acc[:, first * (self.tiles.d + 1) : acc.shape[1]], value=0.0,
                 engine=nisa.engine.gpsimd,
             )  # fmt: skip
             nisa.memset(
-                dst=self.neg_shift[:, first : self.num_tiles], value=-self.chunk_scale * FLOOR,
-                engine=nisa.engine.gpsimd,
+                dst=self.neg_shift[:, first : self.tiles.num_tiles],
+                value=-self.chunk_scale * FLOOR, engine=nisa.engine.gpsimd,
             )  # fmt: skip
 
     def write_constants(self) -> None:
-        """Ones, the identity, and MASKED at the keys after a query."""
+        """Ones, the identity, and what is added to tiles that are seen in part."""
         nisa.memset(dst=self.ones, value=1.0, engine=nisa.engine.gpsimd)
         nisa.memset(dst=self.identity, value=1.0, engine=nisa.engine.gpsimd)
-        nisa.memset(dst=self.later, value=MASKED, engine=nisa.engine.gpsimd)
-        pattern = [[1, PARTITIONS]]
         nisa.affine_select(
-            dst=self.identity, pattern=pattern, channel_multiplier=-1, on_true_tile=self.identity,
-            on_false_value=0.0, cmp_op=nl.equal,
+            dst=self.identity, pattern=[[1, PARTITIONS]], channel_multiplier=-1,
+            on_true_tile=self.identity, on_false_value=0.0, cmp_op=nl.equal,
         )  # fmt: skip
-        nisa.affine_select(
-            dst=self.later, pattern=pattern, channel_multiplier=-1, on_true_tile=self.later,
-            on_false_value=0.0, cmp_op=nl.greater,
-        )  # fmt: skip
+        for i in range(len(self.unseen)):
+            nisa.memset(dst=self.unseen[i], value=0.0, engine=nisa.engine.gpsimd)
+            self.tiles.band.select(self.unseen[i], self.cut_distances[i], 1, False, MASKED)
 
-    def attend_chunk(self, keys: nl.NkiTensor, values: nl.NkiTensor, block: int, add: bool) -> None:
+    def attend_chunk(
+        self, keys: list[nl.NkiTensor], values: nl.NkiTensor, block: int, add: bool
+    ) -> None:
         """A block over the chunk's key tiles up to its diagonal; `add`: it has an accumulator."""
-        for i in range(self.tiles_of(block)):
+        for i in range(self.tiles.tiles_of(block)):
             t = block * BLOCK_TILES + i
-            num_keys = self.row_tile(t) + 1
-            for first in range(0, num_keys, STEP_TILES):
-                count = min(STEP_TILES, num_keys - first)
-                last = first + count == num_keys
-                is_first = first == 0 and not add
-                self.issue(t, keys, values, first, count, None, last, is_first, self.scale)
+            first = max(0, self.tiles.oldest_key(t))
+            end = self.tiles.row_tile(t) + 1
+            self.attend_keys(t, first, end, keys, values, None, 0, add, True, self.scale)
 
     def attend_segment(
         self,
-        keys: nl.NkiTensor,  # [d, tokens * 128]
+        keys: list[nl.NkiTensor],  # per 128 features [<= 128, tokens * 128]
         values: nl.NkiTensor,  # [128, tokens * (d + 1)]
         mask: nl.NkiTensor | None,  # [1, tokens * 128]
         tokens: int,
         scale: ScoreScale,
+        first_tile: int | None,  # key tile (band.py) of the first; None: every row sees all
     ) -> None:
         """Every row tile over one segment of the prior."""
-        for t in range(self.num_tiles):
-            for first in range(0, tokens, STEP_TILES):
-                count = min(STEP_TILES, tokens - first)
-                self.issue(t, keys, values, first, count, mask, False, False, scale)
+        for t in range(self.tiles.num_tiles):
+            first = 0
+            if first_tile is not None:
+                first = max(0, self.tiles.oldest_key(t) - first_tile)
+            self.attend_keys(t, first, tokens, keys, values, mask, first_tile, True, False, scale)
+
+    def attend_keys(
+        self,
+        t: int,
+        begin: int,
+        end: int,
+        keys: list[nl.NkiTensor],
+        values: nl.NkiTensor,
+        mask: nl.NkiTensor | None,
+        first_tile: int | None,
+        add: bool,
+        ends_chunk: bool,
+        scale: ScoreScale,
+    ) -> None:
+        """A row tile over the key tiles begin .. end - 1 of some columns."""
+        for first in range(begin, end, STEP_TILES):
+            count = min(STEP_TILES, end - first)
+            is_first = first == begin and not add
+            last = ends_chunk and first + count == end
+            self.issue(t, keys, values, first, count, mask, first_tile, is_first, last, scale)
 
     def issue(
         self,
         t: int,
-        keys: nl.NkiTensor,
+        keys: list[nl.NkiTensor],
         values: nl.NkiTensor,
         first: int,
         count: int,
         mask: nl.NkiTensor | None,
-        is_diagonal: bool,
+        first_tile: int | None,
         is_first: bool,
+        ends_chunk: bool,
         scale: ScoreScale,
     ) -> None:
         """The first stage of a step, and the others of the one PENDING places before."""
         correction = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         step = ExactStep(
-            t, keys, values, first, count, mask, is_diagonal, is_first, scale, self.num_steps,
-            correction,
+            t, keys, values, first, count, mask, first_tile, is_first, ends_chunk, scale,
+            self.num_steps, correction,
         )  # fmt: skip
         self.num_steps = self.num_steps + 1
-        turns = False
         halves: list[nl.NkiTensor] = []
         largest = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
         num_halves = (count + HALF_TILES - 1) // HALF_TILES
+        turns = len(self.pending) == PENDING
         for half in range(num_halves):
             halves.append(self.write_scores(step, half, largest))
-            if half == 0 and len(self.pending) == PENDING:
+            if turns and half + 1 < num_halves:
                 self.begin_turn()
-                turns = True
+        # exp waits for the shift: DVE makes it before it brings back transposed weights.
+        bias = self.move_shift(step, largest, num_halves)
+        if turns and num_halves == 1:
+            self.begin_turn()
         if turns:
             self.end_turn()
-        bias = self.move_shift(step, largest, num_halves)
         weights = self.weights[step.index % (PENDING + 1)]
         for half in range(num_halves):
             scores = halves[half]
@@ -229,6 +234,7 @@ class ExactRows(nl.NKIObject):
                 dst=weights[:, begin : begin + scores.shape[1]], op=nl.exp, data=scores,
                 bias=bias, scale=scale.positive,
             )  # fmt: skip
+        self.correct(step, bias)
         self.pending.append(step)
         for _ in range(self.steps_beside):
             for queue in self.beside:
@@ -239,36 +245,46 @@ class ExactRows(nl.NKIObject):
 
     def write_scores(self, step: ExactStep, half: int, largest: nl.NkiTensor) -> nl.NkiTensor:
         """Scores of up to HALF_TILES key tiles in PSUM, and their maximum in column `half`."""
-        keys, mask = step.keys, step.mask
-        queries = self.queries[:, step.t * PARTITIONS : (step.t + 1) * PARTITIONS]
+        mask = step.mask
         begin = half * HALF_TILES
         tiles = min(HALF_TILES, step.count - begin)
+        query = step.t * PARTITIONS
         key = (step.first + begin) * PARTITIONS
         scores = self.scores[self.num_scores % SCORE_BUFFERS][:, 0 : tiles * PARTITIONS]
         self.num_scores = self.num_scores + 1
         for column in range(0, tiles * PARTITIONS, MATMUL_COLUMNS):
             end = min(column + MATMUL_COLUMNS, tiles * PARTITIONS)
-            nisa.nc_matmul(
-                dst=scores[:, column:end], stationary=queries,
-                moving=keys[:, key + column : key + end], accumulate=False,
-            )  # fmt: skip
+            for part in range(len(step.keys)):
+                keys, queries = step.keys[part], self.tiles.queries[part]
+                nisa.nc_matmul(
+                    dst=scores[:, column:end], stationary=queries[:, query : query + PARTITIONS],
+                    moving=keys[:, key + column : key + end], accumulate=part > 0,
+                )  # fmt: skip
             if mask is not None:
                 nisa.nc_matmul(
                     dst=scores[:, column:end], stationary=self.ones,
                     moving=mask[:, key + column : key + end], accumulate=True,
                 )  # fmt: skip
-        if step.is_diagonal and begin + tiles == step.count:
-            nisa.nc_matmul(
-                dst=scores[:, (tiles - 1) * PARTITIONS : tiles * PARTITIONS],
-                stationary=self.identity, moving=self.later, accumulate=True,
-            )  # fmt: skip
+        for j in range(tiles):
+            self.add_unseen(step, begin + j, scores[:, j * PARTITIONS : (j + 1) * PARTITIONS])
         nisa.tensor_reduce(
             dst=largest[:, half : half + 1], op=nl.maximum, data=scores, axis=1, keepdims=True
         )
         return scores
 
+    def add_unseen(self, step: ExactStep, j: int, scores: nl.NkiTensor) -> None:
+        """Add MASKED to what the row tile does not see of the step's key tile j."""
+        if step.first_tile is not None:
+            distance = self.tiles.row_tile(step.t) - step.first_tile - step.first - j
+            for i in range(len(self.unseen)):
+                if self.cut_distances[i] == distance:
+                    nisa.nc_matmul(
+                        dst=scores, stationary=self.identity, moving=self.unseen[i],
+                        accumulate=True,
+                    )  # fmt: skip
+
     def move_shift(self, step: ExactStep, largest: nl.NkiTensor, num_halves: int) -> nl.NkiTensor:
-        """Move the running maximum; minus the new one, and the correction of the accumulator."""
+        """Minus the running maximum, moved by a step."""
         both = largest[:, 0:1]
         if num_halves == 2:
             both = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -287,9 +303,14 @@ class ExactRows(nl.NKIObject):
             dst=moved, data=both, op0=nl.multiply, operand0=step.scale.negative,
             op1=nl.minimum, operand1=shift,
         )  # fmt: skip
-        nisa.activation(dst=step.correction, op=nl.exp, data=shift, bias=moved, scale=-1.0)
-        nisa.tensor_copy(dst=shift, src=moved)
         return moved
+
+    def correct(self, step: ExactStep, moved: nl.NkiTensor) -> None:
+        """The correction of the accumulator; GpSimd, which is idle, keeps the new shift."""
+        if not step.is_first:
+            shift = self.neg_shift[:, step.t : step.t + 1]
+            nisa.activation(dst=step.correction, op=nl.exp, data=shift, bias=moved, scale=-1.0)
+            nisa.tensor_copy(dst=shift, src=moved, engine=nisa.engine.gpsimd)
 
     def groups_of(self, step: ExactStep) -> int:
         """Groups of key tiles whose weights are transposed together."""
@@ -298,7 +319,13 @@ class ExactRows(nl.NKIObject):
 
     def tiles_per_turn(self, dtype: str) -> int:
         """Tiles that are transposed together."""
-        return TURN_BYTES // (element_bytes(dtype) * PARTITIONS)
+        free = min(TURN_BYTES, PSUM_BANK_BYTES - 4 * (self.tiles.d + 1))
+        return free // (element_bytes(dtype) * PARTITIONS)
+
+    def sum_of(self, step: ExactStep) -> nl.NkiTensor:
+        """P V of a step, [128, d + 1] at the end of a bank."""
+        bank = self.banks[step.index % 2]
+        return bank[:, MATMUL_COLUMNS - self.tiles.d - 1 : MATMUL_COLUMNS]
 
     def begin_turn(self) -> None:
         """End the sums of one step; the first groups of the next one's weights."""
@@ -327,8 +354,10 @@ class ExactRows(nl.NKIObject):
             first = group * tiles
             count = min(tiles, step.count - first)
             engine = nisa.engine.scalar
-            if group % DVE_TURN == 0 and not step.is_first:
-                engine = nisa.engine.vector
+            if not step.is_first:
+                if self.num_groups % DVE_TURN == 0:
+                    engine = nisa.engine.vector
+                self.num_groups = self.num_groups + 1
             self.transpose(
                 RowTiles(weights, PARTITIONS, PARTITIONS), first, count,
                 turned[:, first * PARTITIONS : (first + count) * PARTITIONS], engine,
@@ -336,9 +365,9 @@ class ExactRows(nl.NKIObject):
 
     def add_values(self, step: ExactStep, group: int) -> None:
         """P V of a group."""
-        d = self.d
+        d = self.tiles.d
         turned = self.turned[step.index % 2]
-        total = self.banks[step.index % 2][:, TURN_BYTES // 4 : TURN_BYTES // 4 + d + 1]
+        total = self.sum_of(step)
         tiles = self.tiles_per_turn(turned.dtype)
         for j in range(group * tiles, min((group + 1) * tiles, step.count)):
             value = (step.first + j) * (d + 1)
@@ -349,12 +378,12 @@ class ExactRows(nl.NKIObject):
 
     def finish(self, step: ExactStep) -> None:
         """P V of the last groups, and the accumulator."""
-        d = self.d
+        d = self.tiles.d
         groups = self.groups_of(step)
         for group in range(max(0, groups - AHEAD), groups):
             self.add_values(step, group)
-        total = self.banks[step.index % 2][:, TURN_BYTES // 4 : TURN_BYTES // 4 + d + 1]
-        acc = self.acc[:, step.t * (d + 1) : (step.t + 1) * (d + 1)]
+        total = self.sum_of(step)
+        acc = self.tiles.acc[:, step.t * (d + 1) : (step.t + 1) * (d + 1)]
         if step.is_first:
             nisa.tensor_copy(dst=acc, src=total, engine=nisa.engine.scalar)
         else:
@@ -362,8 +391,8 @@ class ExactRows(nl.NKIObject):
                 dst=acc, data=acc, op0=nl.multiply, operand0=step.correction, op1=nl.add,
                 operand1=total,
             )  # fmt: skip
-        ends_block = (step.t + 1) % BLOCK_TILES == 0 or step.t + 1 == self.num_tiles
-        if self.result is not None and step.is_diagonal and ends_block:
+        ends_block = (step.t + 1) % BLOCK_TILES == 0 or step.t + 1 == self.tiles.num_tiles
+        if self.result is not None and step.ends_chunk and ends_block:
             self.result.add_block(step.t // BLOCK_TILES)
 
     def drain(self) -> None:
@@ -374,6 +403,7 @@ class ExactRows(nl.NKIObject):
         self.num_scores = 0
         self.num_steps = 0
         self.num_turns = 0
+        self.num_groups = 0
 
     def transpose(
         self,
@@ -385,13 +415,12 @@ class ExactRows(nl.NKIObject):
     ) -> None:
         """Row tiles into columns [height, num_tiles * 128], through the front of a bank."""
         dtype = tiles.rows.dtype
-        height = tiles.parts * tiles.width
         per_word = 4 // element_bytes(dtype)
-        group = TURN_BYTES // (element_bytes(dtype) * PARTITIONS)
+        group = self.tiles_per_turn(dtype)
         for begin in range(0, num_tiles, group):
             count = min(group, num_tiles - begin)
             bank = self.banks[self.num_turns % 2].ap(
-                [[MATMUL_COLUMNS * per_word, height], [1, count * PARTITIONS]], offset=0,
+                [[MATMUL_COLUMNS * per_word, tiles.width], [1, count * PARTITIONS]], offset=0,
                 dtype=dtype,
             )  # fmt: skip
             self.num_turns = self.num_turns + 1

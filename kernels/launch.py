@@ -13,10 +13,10 @@ with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_si
 `softmax`:
 
     exact     the maximum of every row, online
-    bounded   one shift per block of queries, verified; FloatingPointError where the check fails.
-              Prefill in bf16 or fp32, head_dim up to 128, without a window
-    auto      bounded where it is faster (bf16), with the exact softmax where the check fails;
-              exact elsewhere
+    bounded   one shift for many rows, verified; FloatingPointError where the check fails. Prefill
+              in bf16 or fp32
+    auto      bounded where it is faster (bf16, tables of 512 tokens or more), with the exact
+              softmax where the check fails; exact elsewhere
 """
 
 from typing import Any, SupportsIndex
@@ -32,7 +32,7 @@ from .decode_shape import decode_shape
 from .key_write_plan import key_write_arguments
 from .padded_prefill_nki import padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
-from .prior_stream import TAIL_SEGMENT
+from .paged_prior import TAIL_SEGMENT
 from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
@@ -58,6 +58,7 @@ from .validation import (
     device_fp8,
     used_blocks,
 )
+from .window_plan import window_slots
 from .write_kv_cache_nki import write_kv_cache_kernel
 
 LONGEST_SEGMENT = 2048
@@ -100,7 +101,7 @@ def padded_prefill(
     count = check_count("num_tokens", num_tokens, q_.shape[1])
     check_padding_slots(slots, count)
     window = check_window(sliding_window)
-    mode = check_softmax(softmax, q_, window)
+    mode = check_softmax(softmax, q_, q_.shape[1])
     before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
     out, _, _, flags = run(
         padded_prefill_kernel, lnc, q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
@@ -164,13 +165,19 @@ def segmented_attention(
         3 * max(segment, TAIL_SEGMENT) // block_size,
     )
     window = check_window(sliding_window)
-    mode = check_softmax(softmax, q_, window)
+    most_tokens = table.size * block_size + q_.shape[1]
+    if window is not None and window >= most_tokens:
+        window = None
+    mode = check_softmax(softmax, q_, most_tokens)
     out, flags = run(
         segmented_attention_kernel, lnc, q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows),
         tables, _number(prior), _number(count), segment, check_scale(scale, q_.shape[2]), window,
         check_sinks(read_optional(kind, sinks), q_.shape[0]),
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), mode, k_pre_transposed,
+        window_slots(
+            tables[0], prior, window, block_size, q_.shape[1], q_.shape[2], q_.dtype.itemsize
+        ),
     )  # fmt: skip
     _check_bound(mode, flags)
     return kind.give(out)

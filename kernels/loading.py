@@ -1,32 +1,29 @@
-"""Tiles in and out of SBUF: rows with their padding replaced, transposes, paged rows.
+"""Tiles in and out of SBUF: rows with their padding replaced, columns, values.
 
 A *row tile* is 128 rows of d elements on 128 partitions. Rows that must not matter may hold NaN or
 infinity, so they are replaced by zero with a select; a multiplication would keep the NaN.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from .backend import nisa, nl
-from .tile_schedule import PARTITIONS, PSUM_BANK_BYTES
+from .tile_schedule import PARTITIONS
 
 
 @dataclass
 class RowTiles(nl.NKIObject):
-    """Row tiles inside a wider SBUF tile: tile t is `parts` pieces of `width` columns."""
+    """Row tiles inside a wider SBUF tile: tile t is `width` columns of it."""
 
     rows: nl.NkiTensor  # [128, ...] SBUF
     tile_stride: int  # columns from one row tile to the next
     width: int
     first: int = 0  # column where tile 0 starts
-    parts: int = 1
-    part_stride: int = 0  # columns from one piece of a tile to the next
 
     def tile(self, index: int) -> nl.NkiTensor:
-        """One row tile, [128, parts, width]."""
-        return self.rows.ap(
-            [[self.rows.shape[1], PARTITIONS], [self.part_stride, self.parts], [1, self.width]],
-            offset=self.first + index * self.tile_stride,
-        )
+        """One row tile, [128, width]."""
+        first = self.first + index * self.tile_stride
+        return self.rows[:, first : first + self.width]
 
 
 def broadcast_row(numbers: nl.NkiTensor) -> nl.NkiTensor:
@@ -46,61 +43,11 @@ def inverse_scales(scales: nl.NkiTensor | None) -> nl.NkiTensor | None:
     return inverse
 
 
-def number_register(number: nl.NkiTensor) -> nisa.VirtualRegister:
-    """A [1, 1] int32 HBM number in a register, for loop bounds."""
-    tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=number)
-    register = nisa.register_alloc()
-    nisa.register_load(register, tile)
-    return register
-
-
 def zero_rows(rows: nl.NkiTensor, valid: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
     """`rows` [128, n] cast to `dtype`, zero wherever the predicate `valid` (128 x n) is 0."""
     kept = nl.ndarray(rows.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.select_reduce(dst=kept, predicate=valid, on_true=rows, on_false=0.0)
     return kept
-
-
-def load_row_tiles(
-    hbm: nl.NkiTensor,  # [heads, S, d]
-    first_head: int,
-    num_heads: int,
-    row_tiles: list[int],
-) -> nl.NkiTensor:
-    """The same row tiles of consecutive heads, [128, (row tile, head, d)]."""
-    _, num_rows, d = hbm.shape
-    tiles = len(row_tiles)
-    rows = nl.ndarray((PARTITIONS, tiles * num_heads * d), dtype=hbm.dtype, buffer=nl.sbuf)
-    if tiles * PARTITIONS == num_rows:
-        nisa.dma_copy(dst=rows, src=row_tile_view(hbm, first_head, num_heads, 0, tiles))
-    else:
-        for i in range(tiles):
-            nisa.dma_copy(
-                dst=rows[:, i * num_heads * d : (i + 1) * num_heads * d],
-                src=row_tile_view(hbm, first_head, num_heads, row_tiles[i], 1),
-            )
-    return rows
-
-
-def store_row_tiles(
-    hbm: nl.NkiTensor,  # [heads, S, d]
-    first_head: int,
-    num_heads: int,
-    row_tiles: list[int],
-    rows: nl.NkiTensor,  # [128, (row tile, head, d)]
-) -> None:
-    """The reverse of load_row_tiles."""
-    _, num_rows, d = hbm.shape
-    tiles = len(row_tiles)
-    if tiles * PARTITIONS == num_rows:
-        nisa.dma_copy(dst=row_tile_view(hbm, first_head, num_heads, 0, tiles), src=rows)
-    else:
-        for i in range(tiles):
-            nisa.dma_copy(
-                dst=row_tile_view(hbm, first_head, num_heads, row_tiles[i], 1),
-                src=rows[:, i * num_heads * d : (i + 1) * num_heads * d],
-            )
 
 
 def row_tile_view(
@@ -141,28 +88,6 @@ def each_element(
     return valid.ap([[tiles, PARTITIONS], [1, tiles], [0, num_heads], [0, d]])
 
 
-def transpose_row_tiles(tiles: RowTiles, num_tiles: int, columns: nl.NkiTensor) -> None:
-    """Row tiles as columns [parts * width, num_tiles * 128]: row p of tile t in column t * 128 + p.
-
-    PE transposes as many tiles into one PSUM bank as fit; one copy brings them back to SBUF.
-    """
-    rows = tiles.rows
-    height = tiles.parts * tiles.width
-    per_bank = PSUM_BANK_BYTES // (element_bytes(rows.dtype) * PARTITIONS)
-    for begin in range(0, num_tiles, per_bank):
-        count = min(per_bank, num_tiles - begin)
-        bank = nl.ndarray((height, count * PARTITIONS), dtype=rows.dtype, buffer=nl.psum)
-        for t in range(count):
-            nisa.nc_transpose(
-                dst=bank[:, t * PARTITIONS : (t + 1) * PARTITIONS],
-                data=tiles.tile(begin + t),
-                engine=nisa.engine.tensor,
-            )
-        nisa.tensor_copy(
-            dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS], src=bank
-        )
-
-
 def new_columns(num_tiles: int, d: int, dtype: str) -> list[nl.NkiTensor]:
     """Unwritten columns of row tiles, [<= 128, num_tiles * 128] per 128 features of d."""
     columns: list[nl.NkiTensor] = []
@@ -173,16 +98,47 @@ def new_columns(num_tiles: int, d: int, dtype: str) -> list[nl.NkiTensor]:
 
 
 def transpose_features(
-    rows: nl.NkiTensor,  # [128, num_tiles * d] SBUF
-    num_tiles: int,
+    pipeline: Any,  # BoundedRows or ExactRows, whose PSUM is used
+    rows: nl.NkiTensor,  # [128, tiles * d] SBUF
     d: int,
+    first: int,
+    num_tiles: int,
     columns: list[nl.NkiTensor],  # from new_columns, result
+    first_column: int,  # number of the first tile in it
 ) -> None:
     """Row tiles as columns, 128 features at a time."""
+    begin = first_column * PARTITIONS
     for part in range(len(columns)):
-        first = part * PARTITIONS
-        width = min(PARTITIONS, d - first)
-        transpose_row_tiles(RowTiles(rows, d, width, first), num_tiles, columns[part])
+        first_feature = part * PARTITIONS
+        width = min(PARTITIONS, d - first_feature)
+        own = columns[part]
+        pipeline.transpose(
+            RowTiles(rows, d, width, first_feature), first, num_tiles,
+            own[:, begin : begin + num_tiles * PARTITIONS],
+        )  # fmt: skip
+
+
+def values_with_ones(
+    stage: nl.NkiTensor,  # [128, tiles * d] SBUF
+    present: nl.NkiTensor,  # [128, tiles] uint8
+    values: nl.NkiTensor,  # [128, tiles * (d + 1)] SBUF, result
+    first: int,
+    count: int,
+) -> None:
+    """Value rows of some tiles next to a column of ones; all zero where a row is absent."""
+    tiles = present.shape[1]
+    d = stage.shape[1] // tiles
+    width = tiles * (d + 1)
+    nisa.select_reduce(
+        dst=values.ap([[width, PARTITIONS], [d + 1, count], [1, d]], offset=first * (d + 1)),
+        predicate=present.ap([[tiles, PARTITIONS], [1, count], [0, d]], offset=first),
+        on_true=stage[:, first * d : (first + count) * d],
+        on_false=0.0,
+    )
+    nisa.tensor_copy(
+        dst=values.ap([[width, PARTITIONS], [d + 1, count], [1, 1]], offset=first * (d + 1) + d),
+        src=present[:, first : first + count],
+    )
 
 
 def element_bytes(dtype: str) -> int:

@@ -4,7 +4,7 @@ Positions are exact in fp32: they stay far below 2**24.
 """
 
 from .backend import nisa, nl
-from .tile_schedule import MACRO_TILES, PARTITIONS, Share
+from .tile_schedule import PARTITIONS, Share
 
 
 def valid_rows(num_tokens: nl.NkiTensor, num_tiles: int) -> nl.NkiTensor:
@@ -32,46 +32,6 @@ def share_rows(
     return valid
 
 
-def chunk_mask(num_tiles: int, tiles_behind: int, window: int | None) -> nl.NkiTensor:
-    """[128, num_tiles * 128] uint8: which keys of a chunk row p of a row tile sees.
-
-    The last of the `num_tiles` key tiles lies `tiles_behind` row tiles before the row tile (0: it
-    is the diagonal). A row sees itself and what is before it, `window` keys at most.
-    """
-    width = num_tiles * PARTITIONS
-    behind = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(
-        behind, [[-1, width]], offset=width - PARTITIONS + tiles_behind * PARTITIONS,
-        channel_multiplier=1,
-    )  # fmt: skip
-    seen = nl.ndarray((PARTITIONS, width), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=seen, data=behind, op0=nl.greater_equal, operand0=0.0)
-    if window is None:
-        return seen
-    near = nl.ndarray((PARTITIONS, width), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=near, data=behind, op0=nl.less, operand0=float(window), op1=nl.multiply, operand1=seen
-    )
-    return near
-
-
-def chunk_masks(num_tiles: int, window: int | None) -> list[nl.NkiTensor | None]:
-    """chunk_mask of each step of MACRO_TILES key tiles before the diagonal; None: all are seen.
-
-    Steps that lie outside the window altogether are left out.
-    """
-    masks: list[nl.NkiTensor | None] = []
-    tiles = min(num_tiles, MACRO_TILES)
-    for first in range(0, num_tiles, MACRO_TILES):
-        oldest = (first + tiles) * PARTITIONS  # no key of the step is further behind
-        if first == 0 or (window is not None and oldest > window):
-            if window is None or first * PARTITIONS < window + PARTITIONS - 1:
-                masks.append(chunk_mask(tiles, first, window))
-        else:
-            masks.append(None)
-    return masks
-
-
 def positions_on_partitions(tokens: int) -> nl.NkiTensor:
     """[128, tokens] fp32: position p * tokens + j of the token at slot j of partition p."""
     positions = nl.ndarray((PARTITIONS, tokens), dtype=nl.float32, buffer=nl.sbuf)
@@ -91,17 +51,3 @@ def present_tokens(
     nisa.scalar_tensor_tensor(
         dst=present, data=positions, op0=nl.less, operand0=limit, op1=nl.multiply, operand1=mapped
     )
-
-
-def from_position(
-    positions: nl.NkiTensor,  # [P, n] fp32
-    first: nl.NkiTensor,  # [P, 1] fp32
-    seen: nl.NkiTensor,  # [P, n] uint8
-) -> nl.NkiTensor:
-    """[P, n] uint8: `seen`, at positions from `first` on."""
-    near = nl.ndarray(positions.shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=near, data=positions, op0=nl.greater_equal, operand0=first, op1=nl.multiply,
-        operand1=seen,
-    )  # fmt: skip
-    return near

@@ -45,25 +45,9 @@ below 1e9. Bounded: relative L2 error within 1.15 of an exact maximum with bf16 
 check on the row sums passes (bounded.py, bounded_result.py).
 """
 
-from typing import Any
-
-from .attend import ExactShare
-from .attend_bounded import (
-    attend_first_blocks,
-    new_flags,
-    share_sinks,
-    share_valid,
-    store_flags,
-    write_flag,
-)
-from .backend import nisa, nki, nl
-from .bounded import BoundedRows
-from .bounded_result import BoundedResult
-from .chunk_stream import ChunkKeys, ChunkStream
-from .exact_rows import ExactRows
-from .loading import broadcast_row, element_bytes
-from .masks import share_rows, valid_rows
-from .share_padding import Condition, ZeroRows, as_flag, real_rows
+from .backend import nki, nl
+from .loading import element_bytes
+from .share_loop import ShareLoop
 from .tile_schedule import PARTITIONS, core_shares
 from .transposed_key_writer import key_writer
 from .write_kv_cache_nki import CacheWriter
@@ -87,30 +71,6 @@ def chunk_writer(
     if own < 0:
         return None
     return CacheWriter([chunks[own]], [caches[own]], slot_mapping, [scales[own]])
-
-
-def attend_share(
-    rows: BoundedRows | ExactRows,
-    q: nl.NkiTensor,  # [H, S, d] HBM
-    keys: ChunkKeys,
-    own_valid: nl.NkiTensor,  # [128, row tiles of the share] uint8
-    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-    condition: Condition,
-    out: nl.NkiTensor,  # [H, S, d] HBM, result
-    beside: list[Any],  # work that the share's macros leave time for
-) -> BoundedResult:
-    """A share, if the condition holds."""
-    tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
-    chunk = ChunkStream(rows, q, keys, tile_valid)
-    result = BoundedResult(rows, out, tile_valid, sinks, None)
-
-    def attend(i: nisa.VirtualRegister | int) -> None:
-        chunk.begin()
-        share_valid(own_valid, rows.share, tile_valid)
-        attend_first_blocks(rows, chunk, rows.num_blocks, None, result, beside)
-
-    condition.run(attend)
-    return result
 
 
 @nki.jit
@@ -138,8 +98,6 @@ def padded_prefill_kernel(
     num_kv_heads = k.shape[0]
     assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
     assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
-    num_tiles = num_rows // PARTITIONS
-    group = num_q_heads // num_kv_heads
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
@@ -147,51 +105,12 @@ def padded_prefill_kernel(
     if key_tokens is not None:
         parts, caches, scales = [v], [v_cache], [v_scales]
     writer = chunk_writer(parts, caches, slot_mapping, scales, core, num_cores)
-    real = broadcast_row(num_tokens)
-    every_valid = valid_rows(real, num_tiles)
-    every_sink = None
-    if sinks is not None:
-        every_sink = broadcast_row(sinks)
-    flags = new_flags(num_q_heads)
-    size = element_bytes(q.dtype)
-    shares = core_shares(num_q_heads, group, num_tiles, size, core, num_cores)
-    zeros = ZeroRows(out, shares, 0, group)
-    streamed = window is None and d <= PARTITIONS
-    chunks: list[ChunkKeys] = []
-    for share in shares:
-        kv_head = share.first_head // group
-        if zeros.first_head != kv_head * group:
-            zeros = ZeroRows(out, shares, kv_head * group, group)
-        if streamed and not share.may_be_padding:
-            chunks.append(ChunkKeys(k, v, kv_head, every_valid))
-        own_valid = share_rows(every_valid, share)
-        is_real = Condition(None)
-        if share.may_be_padding:
-            is_real = Condition(as_flag(real_rows(real, share)))
-            zeros.finish()
-        beside: list[Any] = []
-        if not share.may_be_padding:
-            beside.append(zeros)
-        if writer is not None and writer.stored_tiles() >= share.row_tiles[0]:
-            beside.append(writer)
-        own_sinks = share_sinks(every_sink, share)
-        fallback = is_real
-        if softmax != "exact":
-            bounded = BoundedRows(share, d, q.dtype, scale)
-            result = attend_share(
-                bounded, q, chunks[len(chunks) - 1], own_valid, own_sinks, is_real, out, beside
-            )
-            fallback = Condition(write_flag(result, bounded, flags, share, is_real))
-            beside = []
-        if softmax != "bounded" and streamed:
-            rows = ExactRows(share, d, q.dtype, scale)
-            attend_share(
-                rows, q, chunks[len(chunks) - 1], own_valid, own_sinks, fallback, out, beside
-            )
-        elif softmax != "bounded":
-            exact = ExactShare(share, d, q.dtype, own_valid, fallback)
-            exact.attend_chunk(q, k, v, kv_head, every_valid, window, scale, every_sink)
-            exact.store(out, 1.0)
+    loop = ShareLoop(q, k, v, out, num_tokens, scale, window, sinks, softmax)
+    shares = core_shares(
+        num_q_heads, num_q_heads // num_kv_heads, num_rows // PARTITIONS, d,
+        element_bytes(q.dtype), core, num_cores,
+    )  # fmt: skip
+    loop.run(shares, None, writer)
     if writer is not None:
         writer.prepare()
         writer.finish()
@@ -200,4 +119,4 @@ def padded_prefill_kernel(
         keys = key_writer(k, k_cache, k_scales, key_tokens, key_blocks, key_rest, num_key_rest)
     if keys is not None:
         keys.write()
-    return out, k_cache, v_cache, store_flags(flags, core, num_cores)
+    return out, k_cache, v_cache, loop.store_flags(core, num_cores)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ..reference.attention import FP8_MAX
 from .backend import nisa, nl
-from .loading import new_columns, transpose_features, zero_rows
 from .masks import positions_on_partitions, present_tokens
 from .tile_schedule import PARTITIONS, cache_run
 from .transposed_keys import TransposedKeys
@@ -21,9 +20,9 @@ from .transposed_keys import TransposedKeys
 class Walk(nl.NKIObject):
     """Loop state on the way through one request's context, relative to the current segment."""
 
-    start: int | nisa.VirtualRegister  # token that the walk begins at
     first_block: nl.NkiTensor  # [1, 1] int32 SBUF: logical block of the segment's first token
-    counts: nl.NkiTensor  # [128, 2] fp32: tokens left; per row, how many of them it may see
+    counts: nl.NkiTensor  # [128, 1] fp32: tokens left
+    skipped: nl.NkiTensor | None = None  # [128, 1] fp32: so many of the next ones are left out
 
 
 @dataclass
@@ -35,29 +34,28 @@ class SegmentBlocks(nl.NKIObject):
 
 
 class PagedSegments(nl.NKIObject):
-    """Reads segments of a paged context, for `num_heads` KV heads at a time.
+    """Reads segments of a paged context, one KV head at a time.
 
-    Holds what all segments share: geometry, constant tiles and the staging tiles of the gathers.
-    A skipped gather leaves its rows as they are; what they hold is dropped by a select.
+    Holds what all segments share: geometry and constant tiles. A skipped gather leaves its rows as
+    they are; what they hold is dropped by a select or a product with zero.
     """
 
     def __init__(
         self,
         k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d] HBM
         v_cache: nl.NkiTensor,
-        block_tables: nl.NkiTensor,  # [B, W] int32 HBM, W whole segments
+        block_table: nl.NkiTensor,  # [1, W] int32 HBM, W whole segments and more
         segment_size: int,
-        num_heads: int,
         dtype: str,  # of the keys and values that come out
         k_pre_transposed: bool = False,  # k_cache is [num_blocks, KV, d, block_size]
     ) -> None:
         num_blocks, num_kv_heads, block_size, d = v_cache.shape
-        self.block_tables = block_tables
+        self.block_table = block_table
         self.segment_size = segment_size
-        self.num_heads = num_heads
         self.block_size = block_size
         self.d = d
         self.dtype = dtype
+        self.fetch_steps = 1
         self.tokens = segment_size // PARTITIONS
         self.run = cache_run(block_size, self.tokens)
         self.runs = self.tokens // self.run
@@ -66,12 +64,14 @@ class PagedSegments(nl.NKIObject):
         rows = num_blocks * num_kv_heads * self.runs_per_block
         self.k_runs = k_cache.reshape((rows, self.run * d))
         self.k_dtype = k_cache.dtype
+        self.v_dtype = v_cache.dtype
         self.key_columns: TransposedKeys | None = None
         if k_pre_transposed:
-            self.key_columns = TransposedKeys(k_cache, block_tables, segment_size)
+            self.key_columns = TransposedKeys(k_cache, block_table, segment_size)
+            # Written by write_positions, where masks in token order are needed.
+            shape = (PARTITIONS, segment_size)
+            self.positions = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.v_runs = v_cache.reshape((rows, self.run * d))
-        # Written by write_positions, where masks in token order are needed.
-        self.positions = nl.ndarray((PARTITIONS, segment_size), dtype=nl.float32, buffer=nl.sbuf)
         self.partition_positions = positions_on_partitions(self.tokens)
         self.run_of_block = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.iota(self.run_of_block, [[1, self.runs]], offset=0, channel_multiplier=self.runs)
@@ -81,20 +81,17 @@ class PagedSegments(nl.NKIObject):
         )  # fmt: skip
         self.block_rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=self.block_rows, value=num_kv_heads * self.runs_per_block)
-        self.k_stage = self.new_key_stage()
-        width = num_heads * self.tokens * d
-        self.v_stage = nl.ndarray((PARTITIONS, width), dtype=v_cache.dtype, buffer=nl.sbuf)
         self.block_step = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=self.block_step, value=self.blocks)
 
     def new_key_stage(self) -> list[nl.NkiTensor]:
         """Unwritten tiles for the keys of a segment as they come out of the cache.
 
-        Rows [128, (head, token, d)], or per 128 features columns [features, segment].
+        Rows [128, (token, d)], or per 128 features columns [features, segment].
         """
         if self.key_columns is not None:
             return self.key_columns.new_stage()
-        shape = (PARTITIONS, self.num_heads * self.tokens * self.d)
+        shape = (PARTITIONS, self.tokens * self.d)
         return [nl.ndarray(shape, dtype=self.k_dtype, buffer=nl.sbuf)]
 
     def new_blocks(self) -> SegmentBlocks:
@@ -105,81 +102,64 @@ class PagedSegments(nl.NKIObject):
             in_row = self.key_columns.new_blocks()
         return SegmentBlocks(by_run, in_row)
 
-    def clear_staging(self) -> None:
-        """Write the staging tiles once, before the first gather skips rows of them."""
-        for stage in self.k_stage:
-            nisa.memset(dst=stage, value=0.0, engine=nisa.engine.gpsimd)
-        nisa.memset(dst=self.v_stage, value=0.0, engine=nisa.engine.gpsimd)
-
     def write_positions(self) -> None:
         """Fill `positions`, [128, segment] fp32: 0, 1, 2, ... on every partition."""
         nisa.iota(self.positions, [[1, self.segment_size]], offset=0, channel_multiplier=0)
 
-    def walk(
-        self,
-        counts: nl.NkiTensor,  # [128, 2] fp32, consumed
-        oldest: nl.NkiTensor | None,  # [128, 1] fp32: first position that matters
-        alignment: int,  # tokens; the walk begins at a multiple of it
-    ) -> Walk:
-        """Begin at or before position `oldest` (None or negative: at the first token)."""
-        walk = self.new_walk(counts)
-        if oldest is not None:
-            walk.start = nisa.register_alloc(0)
-            _, token = aligned_down(oldest, alignment)
-            load_tokens(walk.start, token)
-            self.skip_to(walk, oldest, alignment)
-        return walk
-
     def new_walk(self, counts: nl.NkiTensor) -> Walk:
-        """Begin at the first token; counts [128, n] fp32, consumed by partial segments."""
+        """Begin at the first token; counts [128, 1] fp32, consumed by partial segments."""
         first_block = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=first_block, value=0, engine=nisa.engine.gpsimd)
-        return Walk(0, first_block, counts)
+        return Walk(first_block, counts)
 
-    def skip_to(self, walk: Walk, position: nl.NkiTensor, alignment: int) -> None:
-        """Begin at or before a position [128, 1] fp32 instead, at a multiple of `alignment`."""
+    def skip_to(self, walk: Walk, position: nl.NkiTensor, alignment: int) -> nl.NkiTensor:
+        """Begin at or before a position [128, 1] fp32 instead, at a multiple of `alignment`.
+
+        Returns where, [128, 1] fp32; 0 for a negative position.
+        """
         index, token = aligned_down(position, alignment)
         nisa.tensor_scalar(dst=walk.counts, data=walk.counts, op0=nl.subtract, operand0=token)
         nisa.tensor_scalar(
             dst=walk.first_block, data=index[0:1, :], op0=nl.multiply,
             operand0=float(alignment // self.block_size),
         )  # fmt: skip
+        return token
 
     def fetch_blocks(
         self,
-        request: int,
         walk: Walk,
         blocks: SegmentBlocks,  # from new_blocks, result
     ) -> None:
         """Read the blocks of a segment."""
-        table = self.block_tables
         if self.key_columns is not None and blocks.in_row is not None:
-            self.key_columns.fetch_blocks(request, walk.first_block, blocks.in_row)
+            self.key_columns.fetch_blocks(walk.first_block, blocks.in_row)
         nisa.dma_copy(
             dst=blocks.by_run,
-            src=table.ap(
+            src=self.block_table.ap(
                 [[1, self.blocks], [0, self.runs_per_block]],
-                offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
+                offset=0, scalar_offset=walk.first_block, indirect_dim=1,
             ),
             dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync,
         )  # fmt: skip
 
     def fetch_rows(
         self,
+        walk: Walk,
         blocks: SegmentBlocks,  # from fetch_blocks
-        first_head: int,
+        kv_head: int,
         k_stage: list[nl.NkiTensor],  # from new_key_stage, result
-        v_stage: nl.NkiTensor,  # [128, heads * tokens * d] SBUF, result
+        v_stage: nl.NkiTensor,  # [128, tokens * d] SBUF, result
+        part: int,  # there is one
     ) -> None:
         """Gather a segment into staging tiles."""
         rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=rows, data1=blocks.by_run, data2=self.block_rows, op=nl.multiply)
         nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
         if self.key_columns is not None and blocks.in_row is not None:
-            self.key_columns.gather(blocks.in_row, first_head, k_stage)
+            self.key_columns.gather(blocks.in_row, kv_head, k_stage)
         else:
-            self.gather(self.k_runs, rows, first_head, k_stage[0])
-        self.gather(self.v_runs, rows, first_head, v_stage)
+            self.gather(self.k_runs, rows, kv_head, k_stage[0])
+        self.gather(self.v_runs, rows, kv_head, v_stage)
 
     def mark_present(
         self,
@@ -190,10 +170,15 @@ class PagedSegments(nl.NKIObject):
         """Which tokens of a fetched segment exist and are mapped."""
         present_tokens(
             self.partition_positions,
-            walk.counts[:, 0:1],
+            walk.counts,
             blocks.by_run.ap([[self.runs, PARTITIONS], [1, self.runs], [0, self.run]]),
             present,
         )
+        if walk.skipped is not None:
+            nisa.scalar_tensor_tensor(
+                dst=present, data=self.partition_positions, op0=nl.greater_equal,
+                operand0=walk.skipped, op1=nl.multiply, operand1=present,
+            )  # fmt: skip
 
     def mark_existing(
         self,
@@ -201,109 +186,38 @@ class PagedSegments(nl.NKIObject):
         existing: nl.NkiTensor,  # [128, segment] uint8 SBUF, result
     ) -> None:
         """Which tokens of a segment exist, mapped or not, in token order on every partition."""
-        nisa.tensor_scalar(
-            dst=existing, data=self.positions, op0=nl.less, operand0=walk.counts[:, 0:1]
-        )
-
-    def each_element(self, present: nl.NkiTensor) -> nl.NkiTensor:
-        """The predicate `present` for every element of the staging tiles."""
-        return present.ap(
-            [[self.tokens, PARTITIONS], [0, self.num_heads], [1, self.tokens], [0, self.d]]
-        )
-
-    def load(
-        self, request: int, walk: Walk, kv_head: int, num_rows: int
-    ) -> tuple[list[nl.NkiTensor], nl.NkiTensor, nl.NkiTensor]:
-        """Key columns per 128 features, values [128, (token, d)], and what each row may see.
-
-        Columns and values are zero where a token does not exist, values also where it is absent.
-        The mask [num_rows, segment] uint8 is in token order.
-        """
-        values, present = self.load_values(request, walk, kv_head)
-        columns = new_columns(self.tokens, self.d, self.dtype)
-        if self.key_columns is None:
-            keys = zero_rows(self.k_stage[0], self.each_element(present), self.dtype)
-            transpose_features(keys, self.tokens, self.d, columns)
-        else:
-            existing = nl.ndarray((PARTITIONS, self.segment_size), dtype=nl.uint8, buffer=nl.sbuf)
-            self.mark_existing(walk, existing)
-            self.key_columns.write_columns(self.k_stage, existing, 0, self.tokens, columns)
-        return columns, values, self.seen_tokens(request, walk, num_rows)
-
-    def load_values(
-        self, request: int, walk: Walk, first_head: int
-    ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Gather a segment; its values, zero where absent, and which tokens are present."""
-        blocks = self.new_blocks()
-        present = nl.ndarray((PARTITIONS, self.tokens), dtype=nl.uint8, buffer=nl.sbuf)
-        self.fetch_blocks(request, walk, blocks)
-        self.fetch_rows(blocks, first_head, self.k_stage, self.v_stage)
-        self.mark_present(walk, blocks, present)
-        return zero_rows(self.v_stage, self.each_element(present), self.dtype), present
-
-    def seen_tokens(self, request: int, walk: Walk, num_rows: int) -> nl.NkiTensor:
-        """What each of num_rows rows may see of a segment, [rows, segment] uint8, token order."""
-        by_token = nl.ndarray((num_rows, self.blocks), dtype=nl.int32, buffer=nl.sbuf)
-        table = self.block_tables
-        nisa.dma_copy(
-            dst=by_token,
-            src=table.ap(
-                [[0, num_rows], [1, self.blocks]],
-                offset=request * table.shape[1], scalar_offset=walk.first_block, indirect_dim=1,
-            ),
-        )  # fmt: skip
-        seen = nl.ndarray((num_rows, self.segment_size), dtype=nl.uint8, buffer=nl.sbuf)
-        present_tokens(
-            self.positions[0:num_rows, :],
-            walk.counts[0:num_rows, 1:2],
-            by_token.ap([[self.blocks, num_rows], [1, self.blocks], [0, self.block_size]]),
-            seen,
-        )
-        return seen
+        nisa.tensor_scalar(dst=existing, data=self.positions, op0=nl.less, operand0=walk.counts)
 
     def gather(
         self,
         cache_runs: nl.NkiTensor,  # [rows, run * d] HBM
         rows: nl.NkiTensor,  # [128, runs] int32: the row of each run, for KV head 0
-        first_head: int,
-        stage: nl.NkiTensor,  # [128, heads * tokens * d] SBUF, result
+        kv_head: int,
+        stage: nl.NkiTensor,  # [128, tokens * d] SBUF, result
     ) -> None:
-        """One gather per run of a partition, all KV heads in it."""
+        """One gather per run of a partition."""
         width = self.run * self.d
-        per_head = self.tokens * self.d
-        head_stride = self.block_size * self.d
         for run in range(self.runs):
             nisa.dma_copy(
-                dst=stage.ap(
-                    [[stage.shape[1], PARTITIONS], [per_head, self.num_heads], [1, width]],
-                    offset=run * width,
-                ),
+                dst=stage[:, run * width : (run + 1) * width],
                 src=cache_runs.ap(
-                    [[width, PARTITIONS], [head_stride, self.num_heads], [1, width]],
-                    offset=first_head * head_stride,
-                    vector_offset=rows[:, run : run + 1],
-                    indirect_dim=0,
+                    [[width, PARTITIONS], [1, width]],
+                    offset=kv_head * self.block_size * self.d,
+                    vector_offset=rows[:, run : run + 1], indirect_dim=0,
                 ),
                 oob_mode=nisa.oob_mode.skip,
-            )
-
-    def mask_columns(self, seen: nl.NkiTensor, first_tile: int, num_tiles: int) -> nl.NkiTensor:
-        """A mask of `load` in the column order of key tiles, [rows, num_tiles * 128]."""
-        return seen.ap(
-            [[self.segment_size, seen.shape[0]], [1, num_tiles], [self.tokens, PARTITIONS]],
-            offset=first_tile,
-        )
-
-    def advance(self, walk: Walk) -> None:
-        """Move on to the next segment."""
-        self.advance_counts(walk)
-        self.advance_block(walk)
+            )  # fmt: skip
 
     def advance_counts(self, walk: Walk) -> None:
         """Move the counts on to the next segment."""
         nisa.tensor_scalar(
             dst=walk.counts, data=walk.counts, op0=nl.subtract, operand0=float(self.segment_size)
         )
+        if walk.skipped is not None:
+            nisa.tensor_scalar(
+                dst=walk.skipped, data=walk.skipped, op0=nl.subtract,
+                operand0=float(self.segment_size),
+            )  # fmt: skip
 
     def advance_block(self, walk: Walk) -> None:
         """Move the first block on to the next segment."""
@@ -366,16 +280,21 @@ def slot_rows(
     block_size: int,
     num_kv_heads: int,
 ) -> nl.NkiTensor:
-    """Cache row of KV head 0 for each token, [rows, tiles] int32: token first + t * 128 + p.
-
-    row = slot + (slot - slot % block_size) * (KV - 1), which stays negative for slot -1.
-    """
+    """Cache row of KV head 0 for each token, [rows, tiles] int32: token first + t * 128 + p."""
     slots = nl.ndarray((num_rows, num_tiles), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(
         dst=slots,
         src=slot_mapping.ap([[1, num_rows], [PARTITIONS, num_tiles]], offset=first_token),
     )
-    block_start = nl.ndarray((num_rows, num_tiles), dtype=nl.int32, buffer=nl.sbuf)
+    return rows_of_slots(slots, block_size, num_kv_heads)
+
+
+def rows_of_slots(slots: nl.NkiTensor, block_size: int, num_kv_heads: int) -> nl.NkiTensor:
+    """Cache row of KV head 0 for each slot of an int32 tile.
+
+    row = slot + (slot - slot % block_size) * (KV - 1), which stays negative for slot -1.
+    """
+    block_start = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=block_start, data=slots, op0=nl.bitwise_and, operand0=-block_size)
     rows = integer_multiple(block_start, num_kv_heads - 1)
     nisa.tensor_tensor(dst=rows, data1=rows, data2=slots, op=nl.add)

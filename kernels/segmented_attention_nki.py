@@ -42,131 +42,11 @@ Numerics. As padded_prefill; the running maximum is exact, so a later segment re
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
 """
 
-from typing import Any
-
-from .attend import ExactShare
-from .attend_bounded import (
-    attend_first_blocks,
-    attend_last_blocks,
-    blocks_before_prior,
-    new_flags,
-    scale_values_bounded,
-    share_sinks,
-    share_valid,
-    store_flags,
-    write_flag,
-)
-from .backend import nisa, nki, nl
-from .bounded import BoundedRows, num_blocks_of
-from .bounded_result import BoundedResult
-from .chunk_stream import ChunkKeys, ChunkStream
-from .exact_rows import ExactRows
-from .loading import RowTiles, broadcast_row, element_bytes
-from .masks import from_position, share_rows, valid_rows
-from .paged_cache import PagedSegments
-from .prior_stream import TAIL_SEGMENT, PriorStream, whole_segment_size
-from .share_padding import Condition, ZeroRows, as_flag, real_rows
-from .softmax import ScoreScale, SoftmaxState, cached_scale, next_step, score_tile
-from .tile_schedule import MACRO_TILES, PARTITIONS, Share, core_shares
-
-
-def attend_prior(
-    prior: PagedSegments,
-    prior_count: nl.NkiTensor,  # [128, 1] fp32
-    end: nisa.VirtualRegister,  # prior_tokens
-    kv_head: int,
-    share: Share,
-    queries: list[nl.NkiTensor],  # per 128 features: [<= 128, heads * tiles * 128]
-    window: int | None,
-    scale: ScoreScale,
-    state: SoftmaxState,
-) -> None:
-    """Continue the softmax of a share's row tiles with the cached tokens."""
-    d, tokens = prior.d, prior.tokens
-    tiles = len(share.row_tiles)
-    counts = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=counts, src=prior_count.ap([[1, PARTITIONS], [0, 2]]))
-    oldest = None
-    row = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    if window is not None:
-        oldest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=oldest, data=prior_count, op0=nl.subtract, operand0=float(window - 1)
-        )
-        nisa.iota(row, [[1, 1]], offset=0, channel_multiplier=1)
-    walk = prior.walk(counts, oldest, prior.segment_size)
-
-    def segment(i: nisa.VirtualRegister) -> None:
-        keys, value_rows, seen = prior.load(0, walk, kv_head, PARTITIONS)
-        for tile in range(tiles):
-            mask = seen
-            if window is not None:
-                # Row p of the tile sees from position prior + tile * 128 + p - window + 1 on.
-                near = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-                nisa.tensor_scalar(
-                    dst=near, data=row, op0=nl.add,
-                    operand0=float(share.row_tiles[tile] * PARTITIONS - window + 1),
-                    op1=nl.add, operand1=walk.counts[:, 1:2],
-                )  # fmt: skip
-                mask = from_position(prior.positions, near, seen)
-            for head in range(share.num_heads):
-                t = tile * share.num_heads + head
-                for first in range(0, tokens, MACRO_TILES):
-                    count = min(MACRO_TILES, tokens - first)
-                    scores = score_tile(
-                        queries, t * PARTITIONS, PARTITIONS,
-                        keys, first * PARTITIONS, count * PARTITIONS,
-                    )  # fmt: skip
-                    next_step(
-                        scores,
-                        prior.mask_columns(mask, first, count),
-                        RowTiles(value_rows, d, d, first * d),
-                        scale,
-                        state,
-                        t,
-                    )
-        prior.advance(walk)
-
-    nl.fori_loop(walk.start, end, segment, step=prior.segment_size)
-
-
-def attend_share(
-    rows: BoundedRows | ExactRows,
-    prior: PriorStream,
-    q: nl.NkiTensor,  # [H, S, d] HBM
-    keys: ChunkKeys,
-    own_valid: nl.NkiTensor,  # [128, row tiles of the share] uint8
-    value_scale: nl.NkiTensor | None,  # [128, 1] fp32
-    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
-    prior_scale: ScoreScale,
-    condition: Condition,
-    out: nl.NkiTensor,  # [H, S, d] HBM, result
-    beside: list[Any],  # work that the share's macros leave time for
-) -> BoundedResult:
-    """A share, if the condition holds: first blocks of the chunk, prior, last blocks."""
-    share = rows.share
-    tile_valid = nl.ndarray((PARTITIONS, rows.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
-    chunk = ChunkStream(rows, q, keys, tile_valid)
-    num_first = rows.num_blocks
-    if value_scale is None:
-        num_first = blocks_before_prior(rows)
-    result = BoundedResult(rows, out, tile_valid, sinks, value_scale)
-
-    def first(i: nisa.VirtualRegister | int) -> None:
-        chunk.begin()
-        prior.begin()
-        share_valid(own_valid, share, tile_valid)
-        attend_first_blocks(rows, chunk, num_first, prior, None, beside)
-        if value_scale is not None:
-            scale_values_bounded(rows, value_scale)
-
-    def last(i: nisa.VirtualRegister | int) -> None:
-        attend_last_blocks(rows, chunk, num_first, result)
-
-    condition.run(first)
-    prior.attend(prior_scale)
-    condition.run(last)
-    return result
+from .backend import nki, nl
+from .loading import element_bytes
+from .paged_prior import PagedPrior
+from .share_loop import ShareLoop
+from .tile_schedule import PARTITIONS, core_shares
 
 
 @nki.jit
@@ -187,6 +67,7 @@ def segmented_attention_kernel(
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
     softmax: str,  # "exact", "bounded", or "auto": bounded, then exact where the check fails
     k_pre_transposed: bool = False,  # the K cache is [num_blocks, KV, d, block_size]
+    window_slots: nl.NkiTensor | None = None,  # [1, tokens] int32, with a window above 1
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over its prior and itself, and the flags [cores, H]."""
     num_q_heads, num_rows, d = q.shape
@@ -195,101 +76,17 @@ def segmented_attention_kernel(
     assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
     assert kv_segment_size % PARTITIONS == 0, "kv_segment_size must be a multiple of 128"
     assert kv_segment_size % v_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
-    num_tiles = num_rows // PARTITIONS
-    group = num_q_heads // num_kv_heads
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     core = nl.program_id(0)
     num_cores = nl.num_programs(0)
-    real = broadcast_row(num_tokens)
-    prior_count = broadcast_row(prior_tokens)
-    every_sink = None
-    if sinks is not None:
-        every_sink = broadcast_row(sinks)
-    shares = core_shares(num_q_heads, group, num_tiles, element_bytes(q.dtype), core, num_cores)
-    whole = None
-    longest = 0
-    for share in shares:
-        longest = max(longest, num_blocks_of(share))
-    size = whole_segment_size(kv_segment_size, v_cache.shape[2], longest)
-    streamed = window is None and d <= PARTITIONS
-    if streamed and kv_segment_size > TAIL_SEGMENT:
-        whole = PagedSegments(k_cache, v_cache, block_table, size, 1, q.dtype, k_pre_transposed)
-    tail_size = min(TAIL_SEGMENT, kv_segment_size)
-    tail = PagedSegments(k_cache, v_cache, block_table, tail_size, 1, q.dtype, k_pre_transposed)
-    k_factor = None
-    v_factor = None
-    if k_scales is not None:
-        k_factor = broadcast_row(k_scales)
-    if v_scales is not None:
-        v_factor = broadcast_row(v_scales)
-    flags = new_flags(num_q_heads)
-    every_valid = valid_rows(real, num_tiles)
-    zeros = ZeroRows(out, shares, 0, group)
-    chunks: list[ChunkKeys] = []
-    long_segments: list[PagedSegments] = []  # of the exact softmax, whose steps take 2048 keys
-    for share in shares:
-        kv_head = share.first_head // group
-        prior_scale = ScoreScale(scale, -scale)
-        if k_factor is not None:
-            prior_scale = cached_scale(k_factor[:, kv_head : kv_head + 1], scale)
-        value_scale: float | nl.NkiTensor = 1.0
-        own_factor = None
-        if v_factor is not None:
-            own_factor = v_factor[:, kv_head : kv_head + 1]
-            value_scale = own_factor
-        if zeros.first_head != kv_head * group:
-            zeros = ZeroRows(out, shares, kv_head * group, group)
-        if streamed and not share.may_be_padding:
-            chunks.append(ChunkKeys(k, v, kv_head, every_valid))
-        own_valid = share_rows(every_valid, share)
-        is_real = Condition(None)
-        if share.may_be_padding:
-            is_real = Condition(as_flag(real_rows(real, share)))
-            zeros.finish()
-        beside: list[Any] = []
-        if not share.may_be_padding:
-            beside.append(zeros)
-        own_sinks = share_sinks(every_sink, share)
-        fallback = is_real
-        if softmax != "exact":
-            bounded = BoundedRows(share, d, q.dtype, scale)
-            stream = PriorStream(bounded, whole, tail, prior_count, kv_head)
-            result = attend_share(
-                bounded, stream, q, chunks[len(chunks) - 1], own_valid, own_factor, own_sinks,
-                prior_scale, is_real, out, beside,
-            )  # fmt: skip
-            fallback = Condition(write_flag(result, bounded, flags, share, is_real))
-            beside = []
-        if softmax != "bounded" and streamed:
-            if whole is not None and len(long_segments) == 0:
-                long_segments.append(whole)
-                if size < kv_segment_size:
-                    long_segments[0] = PagedSegments(
-                        k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype,
-                        k_pre_transposed,
-                    )  # fmt: skip
-            longest_segment = None
-            if len(long_segments) > 0:
-                longest_segment = long_segments[0]
-            rows = ExactRows(share, d, q.dtype, scale)
-            stream = PriorStream(rows, longest_segment, tail, prior_count, kv_head)
-            attend_share(
-                rows, stream, q, chunks[len(chunks) - 1], own_valid, own_factor, own_sinks,
-                prior_scale, fallback, out, beside,
-            )  # fmt: skip
-        elif softmax != "bounded":
-            end_tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=end_tile, src=prior_count[0:1, :])
-            prior = PagedSegments(
-                k_cache, v_cache, block_table, kv_segment_size, 1, q.dtype, k_pre_transposed
-            )
-            exact = ExactShare(share, d, q.dtype, own_valid, fallback)
-            exact.attend_chunk(
-                q, k, v, kv_head, every_valid, window, scale, every_sink, own_factor, prior
-            )
-            attend_prior(
-                prior, prior_count, exact.end_of(end_tile), kv_head, share, exact.queries, window,
-                prior_scale, exact.state,
-            )  # fmt: skip
-            exact.store(out, value_scale)
-    return out, store_flags(flags, core, num_cores)
+    loop = ShareLoop(q, k, v, out, num_tokens, scale, window, sinks, softmax)
+    prior = PagedPrior(
+        k_cache, v_cache, block_table, prior_tokens, window_slots, kv_segment_size, window,
+        num_rows, q.dtype, k_scales, v_scales, k_pre_transposed,
+    )  # fmt: skip
+    shares = core_shares(
+        num_q_heads, num_q_heads // num_kv_heads, num_rows // PARTITIONS, d,
+        element_bytes(q.dtype), core, num_cores,
+    )  # fmt: skip
+    loop.run(shares, prior, None)
+    return out, loop.store_flags(core, num_cores)

@@ -1,7 +1,8 @@
 """The one shift of a share, from a sample of its scores."""
 
 from .backend import nisa, nl
-from .bounded import BLOCK_TILES, BoundedRows
+from .bounded import BoundedRows
+from .share_tiles import BLOCK_TILES
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
 
 HEADROOM = 16.0
@@ -14,7 +15,8 @@ LARGEST_SHIFT = 1.0e4
 
 def estimate_shift(
     rows: BoundedRows,
-    keys: nl.NkiTensor,  # [d, 128]: key columns of the share's first row tile
+    keys: list[nl.NkiTensor],  # per 128 features the chunk's key columns
+    tile: int,  # the share's first row tile
     ones: nl.NkiTensor,  # [1, 128] fp32
 ) -> None:
     """Minus the shift, on every partition.
@@ -22,17 +24,20 @@ def estimate_shift(
     The sample is all scores of the share's first row tile, every head of it, against the keys of
     the same tokens, padding (zero) and later keys included. Other rows may differ: see bounded.py.
     """
-    heads = rows.share.num_heads
+    heads = rows.tiles.share.num_heads
+    key = tile * PARTITIONS
     blocks = (heads + BLOCK_TILES - 1) // BLOCK_TILES
     largest = nl.ndarray((PARTITIONS, blocks), dtype=nl.float32, buffer=nl.sbuf)
     for block in range(blocks):
         columns = min(BLOCK_TILES, heads - block * BLOCK_TILES) * PARTITIONS
         first = block * MATMUL_COLUMNS
         scores = rows.scores[block % len(rows.scores)][:, 0:columns]
-        nisa.nc_matmul(
-            dst=scores, stationary=keys, moving=rows.queries[:, first : first + columns],
-            accumulate=False,
-        )  # fmt: skip
+        for part in range(len(keys)):
+            columns_of_part, queries = keys[part], rows.tiles.queries[part]
+            nisa.nc_matmul(
+                dst=scores, stationary=columns_of_part[:, key : key + PARTITIONS],
+                moving=queries[:, first : first + columns], accumulate=part > 0,
+            )  # fmt: skip
         nisa.tensor_reduce(
             dst=largest[:, block : block + 1], op=nl.maximum, data=scores, axis=1, keepdims=True
         )

@@ -9,19 +9,18 @@ from .backend import nl
 PARTITIONS = ROW_TILE
 """Rows of one tile: SBUF and PSUM have 128 partitions, PE contracts over 128."""
 
+PSUM_BANKS = 8
+"""PSUM banks of a partition."""
+
 PSUM_BANK_BYTES = 2048
 """Bytes of one PSUM bank per partition: 512 fp32 columns, the widest matmul result."""
 
 MATMUL_COLUMNS = 512
 """Moving columns of one matmul: they fill one PSUM bank in fp32."""
 
-MACRO_TILES = 16
-"""Key tiles whose scores share one softmax step: 16 * 128 fp32 columns fill four PSUM banks."""
-
-
 SHARE_BYTES = 128
-"""Row tiles of a share times element bytes: SBUF holds the queries and accumulators of 8192 rows
-in bf16 at once, of 4096 in fp32.
+"""Row tiles of a share times element bytes and 128 features: SBUF holds the queries and
+accumulators of 8192 rows in bf16 at once, of 4096 in fp32, of half as many with 256 features.
 """
 
 SHARE_ROW_TILES = 32
@@ -50,6 +49,7 @@ def core_shares(
     num_q_heads: int,
     queries_per_kv_head: int,
     num_tiles: int,
+    d: int,
     bytes_per_element: int,
     core: int,
     num_cores: int,
@@ -64,7 +64,7 @@ def core_shares(
     every_tile: list[int] = []
     for tile in range(num_tiles):
         every_tile.append(tile)
-    limit = SHARE_BYTES // bytes_per_element
+    limit = SHARE_BYTES // (bytes_per_element * ((d + PARTITIONS - 1) // PARTITIONS))
     shares: list[Share] = []
     first, last = 0, num_q_heads
     if num_cores == 2:

@@ -32,12 +32,12 @@ class TransposedKeys(nl.NKIObject):
     def __init__(
         self,
         k_cache: nl.NkiTensor,  # [num_blocks, KV, d, block_size] HBM
-        block_tables: nl.NkiTensor,  # [B, W] int32 HBM, W whole segments
+        block_table: nl.NkiTensor,  # [1, W] int32 HBM, W whole segments and more
         segment_size: int,
     ) -> None:
         _, _, d, block_size = k_cache.shape
         self.k_cache = k_cache
-        self.block_tables = block_tables
+        self.block_table = block_table
         self.segment_size = segment_size
         self.block_size = block_size
         self.blocks = segment_size // block_size
@@ -57,17 +57,15 @@ class TransposedKeys(nl.NKIObject):
 
     def fetch_blocks(
         self,
-        request: int,
         first_block: nl.NkiTensor,  # [1, 1] int32 SBUF: the segment's place in the table
         blocks: nl.NkiTensor,  # from new_blocks, result
     ) -> None:
         """Read the blocks of a segment."""
-        table = self.block_tables
         nisa.dma_copy(
             dst=blocks,
-            src=table.ap(
+            src=self.block_table.ap(
                 [[self.blocks, 1], [1, self.blocks]],
-                offset=request * table.shape[1], scalar_offset=first_block, indirect_dim=1,
+                offset=0, scalar_offset=first_block, indirect_dim=1,
             ),
         )  # fmt: skip
 
@@ -113,17 +111,19 @@ class TransposedKeys(nl.NKIObject):
         exists: nl.NkiTensor | None,  # [128, segment] uint8, token order; None: all are finite
         first_tile: int,
         num_tiles: int,
-        columns: list[nl.NkiTensor],  # [features, num_tiles * 128] per part, result
+        columns: list[nl.NkiTensor],  # [features, segment] per part, result
     ) -> None:
         """Key columns of some tiles in the dtype of `columns`, zero where no token exists."""
+        begin, end = first_tile * PARTITIONS, (first_tile + num_tiles) * PARTITIONS
         for i in range(len(stage)):
+            part = columns[i]
             source = self.in_tile_order(stage[i], first_tile, num_tiles)
             if exists is None:
-                nisa.tensor_copy(dst=columns[i], src=source)
+                nisa.tensor_copy(dst=part[:, begin:end], src=source)
             else:
                 predicate = exists[0 : stage[i].shape[0], :]
                 nisa.select_reduce(
-                    dst=columns[i],
+                    dst=part[:, begin:end],
                     predicate=self.in_tile_order(predicate, first_tile, num_tiles),
                     on_true=source,
                     on_false=0.0,

@@ -31,6 +31,9 @@ instructions, at most 7 * KV + 28 for a tile of 128 tokens (fp8, pre-transposed,
 """
 WIDEST_TOKEN = 16384
 """Most elements of a token's K in all heads: with scales SBUF holds 128 tokens in three forms."""
+FEW_TOKENS = 512
+"""Where a context cannot reach so many tokens, softmax="auto" takes the exact softmax: it costs few
+microseconds there, and the error of no call is above that of an exact maximum."""
 SMALLEST_SCALE = 1e-6
 SOFTMAX_SCALES = (1e-12, 1e6)
 """Beyond them the scale times softmax.FLOOR, or a sink divided by it, leaves fp32."""
@@ -172,23 +175,23 @@ def check_cores(lnc: SupportsIndex) -> int:
     return cores
 
 
-def check_softmax(softmax: str, q: Array, window: int | None) -> str:
-    """The mode that a prefill kernel runs in: "exact", "bounded" or "auto"."""
+def check_softmax(softmax: str, q: Array, most_tokens: int) -> str:
+    """The mode that a prefill kernel runs in: "exact", "bounded" or "auto".
+
+    most_tokens: of prior and chunk together in any call of these shapes.
+    """
     check_choice("softmax", softmax, SOFTMAX_MODES)
     _, num_rows, head_dim = q.shape
     boundable = (
-        q.dtype != np.float16
-        and head_dim <= PARTITIONS
-        and window is None
-        and num_rows * head_dim * q.dtype.itemsize <= BOUNDED_CHUNK_BYTES
+        q.dtype != np.float16 and num_rows * head_dim * q.dtype.itemsize <= BOUNDED_CHUNK_BYTES
     )
     if softmax == "bounded" and not boundable:
         raise ValueError(
-            f"softmax='bounded': needs bfloat16 or float32 (not {q.dtype}), head_dim <= "
-            f"{PARTITIONS} (not {head_dim}), no sliding_window (not {window}) and at most "
-            f"{BOUNDED_CHUNK_BYTES} bytes of a head's keys (S={num_rows})"
+            f"softmax='bounded': needs bfloat16 or float32 (not {q.dtype}) and at most "
+            f"{BOUNDED_CHUNK_BYTES} bytes of a head's keys (S={num_rows}, head_dim={head_dim})"
         )
-    if softmax == "auto" and not (boundable and q.dtype == ml_dtypes.bfloat16):
+    is_faster = boundable and q.dtype == ml_dtypes.bfloat16 and most_tokens >= FEW_TOKENS
+    if softmax == "auto" and not is_faster:
         return "exact"
     return softmax
 

@@ -28,7 +28,7 @@ def test_every_row_of_every_head_is_in_one_share() -> None:
             seen = [
                 (share.first_head + h, tile)
                 for core in range(cores)
-                for share in core_shares(heads, group, tiles, size, core, cores)
+                for share in core_shares(heads, group, tiles, D, size, core, cores)
                 for h in range(share.num_heads)
                 for tile in share.row_tiles
             ]

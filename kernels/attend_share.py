@@ -1,16 +1,63 @@
-"""A share of the work with the bounded softmax: its chunk, its prior, its result and its flag."""
+"""A share of the work: its chunk, its prior, its result and its flag."""
 
 from typing import Any
 
 from .backend import nisa, nl
 from .bounded import BoundedRows
-from .bounded_result import BoundedResult
-from .chunk_stream import ChunkStream
+from .chunk_stream import ChunkKeys, ChunkStream
 from .exact_rows import ExactRows
 from .prior_stream import MANY_BLOCKS, PriorStream
 from .share_padding import Condition
+from .share_result import ShareResult
+from .share_tiles import ShareTiles
 from .shift_estimate import estimate_shift
+from .softmax import ScoreScale
 from .tile_schedule import PARTITIONS, Share
+
+
+def attend_share(
+    rows: BoundedRows | ExactRows,
+    q: nl.NkiTensor,  # [H, S, d] HBM
+    keys: ChunkKeys,
+    prior: PriorStream | None,
+    own_valid: nl.NkiTensor,  # [128, row tiles of the share] uint8
+    value_scale: nl.NkiTensor | None,  # [128, 1] fp32
+    sinks: nl.NkiTensor | None,  # [128, tiles] fp32
+    prior_scale: ScoreScale,
+    condition: Condition,
+    out: nl.NkiTensor,  # [H, S, d] HBM, result
+    beside: list[Any],  # work that the share's macros leave time for
+) -> ShareResult:
+    """A share, if the condition holds: first blocks of the chunk, prior, last blocks."""
+    tiles = rows.tiles
+    tile_valid = nl.ndarray((PARTITIONS, tiles.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
+    chunk = ChunkStream(rows, q, keys, tile_valid)
+    if prior is None:
+        value_scale = None
+    result = ShareResult(rows, out, tile_valid, sinks, value_scale)
+    num_first = tiles.num_blocks
+    if prior is not None and value_scale is None:
+        num_first = blocks_before_prior(tiles)
+
+    def first(i: nisa.VirtualRegister | int) -> None:
+        chunk.begin()
+        if prior is not None:
+            prior.begin()
+        share_valid(own_valid, tiles.share, tile_valid)
+        attend_first_blocks(rows, chunk, num_first, prior, result, beside)
+        if prior is not None:
+            if value_scale is not None:
+                scale_values(tiles, value_scale)
+            prior.attend_window(prior_scale)
+
+    def last(i: nisa.VirtualRegister | int) -> None:
+        attend_last_blocks(rows, chunk, num_first, result)
+
+    condition.run(first)
+    if prior is not None:
+        prior.attend(prior_scale)
+        condition.run(last)
+    return result
 
 
 def attend_first_blocks(
@@ -18,7 +65,7 @@ def attend_first_blocks(
     chunk: ChunkStream,
     num_blocks: int,
     prior: PriorStream | None,  # whose first segments are prepared beside
-    result: BoundedResult | None,  # that stores blocks beside later ones, without a prior
+    result: ShareResult,  # that stores blocks beside later ones, without a prior
     beside: list[Any],  # other work, with steps; not finished here
 ) -> None:
     """The first blocks of a share over the chunk; query columns of all blocks."""
@@ -28,19 +75,18 @@ def attend_first_blocks(
     number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=number, value=0.0, engine=nisa.engine.gpsimd)
     nisa.activation(dst=number, op=nl.exp, data=number)
+    if rows.needs_mask:
+        rows.write_constants()
     if prior is not None:
         prior.fetch_first()
     chunk.finish_sample()
-    if rows.needs_mask:
-        rows.write_constants()
-    else:
-        first = rows.row_tile(0) * PARTITIONS
-        estimate_shift(rows, chunk.chunk.keys[:, first : first + PARTITIONS], ones)
+    if not rows.needs_mask:
+        estimate_shift(rows, chunk.chunk.keys, rows.tiles.row_tile(0), ones)
     others: list[Any] = []
     if prior is not None:
         prior.fetch_others()
-        for segment in prior.first_segments:
-            others.append(segment)
+        for work in prior.beside:
+            others.append(work)
     for work in beside:
         work.prepare()
     chunk.load_rest()
@@ -48,11 +94,11 @@ def attend_first_blocks(
     rows.beside = [[chunk]]
     later: list[Any] = []
     for work in others:
-        if rows.num_blocks > MANY_BLOCKS:
+        if rows.tiles.num_blocks > MANY_BLOCKS:
             rows.beside[0].append(work)
         else:
             later.append([work])
-    if result is not None:
+    if prior is None:
         rows.result = result
         rows.beside[0].append(result)
         others.append(result)
@@ -67,7 +113,7 @@ def attend_first_blocks(
         rows.attend_chunk(chunk.chunk.keys, chunk.chunk.values, block, False)
     rows.clear_from(num_blocks)
     rows.drain()
-    chunk.finish_upto(rows.num_blocks - 1)
+    chunk.finish_upto(rows.tiles.num_blocks - 1)
     for work in others:
         work.finish()
 
@@ -76,20 +122,20 @@ def attend_last_blocks(
     rows: Any,  # BoundedRows or ExactRows
     chunk: ChunkStream,
     num_first: int,
-    result: BoundedResult,
+    result: ShareResult,
 ) -> None:
     """The other blocks over the chunk, after the prior; earlier results are stored beside."""
     if num_first > 0:
         result.add_block(num_first - 1)
     rows.result = result
     rows.beside = [[result]]
-    for block in range(num_first, rows.num_blocks):
+    for block in range(num_first, rows.tiles.num_blocks):
         rows.attend_chunk(chunk.chunk.keys, chunk.chunk.values, block, True)
     rows.drain()
     result.finish()
 
 
-def blocks_before_prior(rows: BoundedRows | ExactRows) -> int:
+def blocks_before_prior(tiles: ShareTiles) -> int:
     """Blocks that are computed over the chunk before the prior.
 
     The others, the last ones, are left for the end: as many as it takes to hide the normalisation
@@ -97,13 +143,13 @@ def blocks_before_prior(rows: BoundedRows | ExactRows) -> int:
     those before have a key tile for each row tile, whose preparation they hide.
     """
     before = 0
-    for block in range(rows.num_blocks):
-        before = before + rows.num_keys(block)
-    block = rows.num_blocks
+    for block in range(tiles.num_blocks):
+        before = before + tiles.num_seen(block)
+    block = tiles.num_blocks
     hidden = 0
-    while block > 1 and 10 * hidden < 7 * rows.num_tiles:
-        keys = rows.num_keys(block - 1)
-        if before - keys < rows.num_tiles:
+    while block > 1 and 10 * hidden < 7 * tiles.num_tiles:
+        keys = tiles.num_seen(block - 1)
+        if before - keys < tiles.num_tiles:
             break
         block = block - 1
         before = before - keys
@@ -139,12 +185,14 @@ def share_sinks(sinks: nl.NkiTensor | None, share: Share) -> nl.NkiTensor | None
     return own
 
 
-def scale_values_bounded(rows: BoundedRows | ExactRows, factor: nl.NkiTensor) -> None:
+def scale_values(tiles: ShareTiles, factor: nl.NkiTensor) -> None:
     """Divide the value columns of the accumulators by a [128, 1] factor, not the row sums."""
     inverse = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=factor)
-    width = rows.d + 1
-    own = rows.acc.ap([[rows.num_tiles * width, PARTITIONS], [width, rows.num_tiles], [1, rows.d]])
+    width = tiles.d + 1
+    own = tiles.acc.ap(
+        [[tiles.num_tiles * width, PARTITIONS], [width, tiles.num_tiles], [1, tiles.d]]
+    )
     nisa.tensor_scalar(dst=own, data=own, op0=nl.multiply, operand0=inverse)
 
 
@@ -156,7 +204,7 @@ def new_flags(num_q_heads: int) -> nl.NkiTensor:
 
 
 def write_flag(
-    result: BoundedResult,
+    result: ShareResult,
     rows: BoundedRows,
     flags: nl.NkiTensor,  # [1, H] int32, that of the share's first head is raised
     share: Share,

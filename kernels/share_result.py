@@ -1,9 +1,10 @@
-"""The result of the bounded softmax: normalised, checked row by row, stored piece by piece."""
+"""The result of a share: normalised, checked row by row, stored piece by piece."""
 
 from .backend import nisa, nl
-from .bounded import BLOCK_TILES, BoundedRows
+from .bounded import BoundedRows
 from .exact_rows import ExactRows
 from .loading import row_tile_view, runs_of
+from .share_tiles import BLOCK_TILES
 from .tile_schedule import PARTITIONS
 
 SMALLEST_SUM = 8.75651076269652e-27
@@ -18,7 +19,7 @@ TILES_PER_STEP = 2
 """Tiles that one step normalises."""
 
 
-class BoundedResult(nl.NKIObject):
+class ShareResult(nl.NKIObject):
     """Turns the accumulators of a share into its rows of the result and its flag.
 
     A *piece* is the row tiles of about one block, all heads of them: what one DMA stores. Steps are
@@ -33,9 +34,10 @@ class BoundedResult(nl.NKIObject):
         sinks: nl.NkiTensor | None,  # [128, tiles] fp32
         value_scale: nl.NkiTensor | None,  # [128, 1] fp32
     ) -> None:
-        share = rows.share
-        shape = (PARTITIONS, rows.num_tiles)
+        tiles = rows.tiles
+        shape = (PARTITIONS, tiles.num_tiles)
         self.rows = rows
+        self.tiles = tiles
         self.out = out
         self.tile_valid = tile_valid
         self.sinks = sinks
@@ -48,8 +50,9 @@ class BoundedResult(nl.NKIObject):
         # 1.0 where a real row's sum is not accurate; sum of each row of the result.
         self.inaccurate = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.result_sum = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        self.piece = max(1, BLOCK_TILES // share.num_heads)
-        self.tiles_per_piece = self.piece * share.num_heads
+        heads = tiles.share.num_heads
+        self.piece = max(1, BLOCK_TILES // heads)
+        self.tiles_per_piece = self.piece * heads
         self.results: list[nl.NkiTensor] = []
         # Steps that can be issued: first tile, the one after the last, and up to which tile the
         # factors are to be made before; 0: they are there.
@@ -60,10 +63,10 @@ class BoundedResult(nl.NKIObject):
 
     def add_block(self, block: int) -> None:
         """Add the steps of the pieces that are complete with this block and those before it."""
-        complete = block * BLOCK_TILES + self.rows.tiles_of(block)
+        complete = block * BLOCK_TILES + self.tiles.tiles_of(block)
         begin = self.ready_tiles
-        while self.ready_tiles < self.rows.num_tiles:
-            end = min(self.rows.num_tiles, self.ready_tiles + self.tiles_per_piece)
+        while self.ready_tiles < self.tiles.num_tiles:
+            end = min(self.tiles.num_tiles, self.ready_tiles + self.tiles_per_piece)
             if end > complete:
                 break
             for t in range(self.ready_tiles, end, TILES_PER_STEP):
@@ -94,7 +97,7 @@ class BoundedResult(nl.NKIObject):
             self.factors(begin, factors_end)
         for t in range(begin, end):
             self.normalise(t, t % 2 < on_scalar)
-        if end == self.rows.num_tiles or end % self.tiles_per_piece == 0:
+        if end == self.tiles.num_tiles or end % self.tiles_per_piece == 0:
             self.store((end - 1) // self.tiles_per_piece)
         self.done = self.done + 1
 
@@ -104,19 +107,15 @@ class BoundedResult(nl.NKIObject):
         The factor of a padding row is 0. Its query is zero, so its accumulator is finite unless the
         values are extreme; then the row is not finite, which raises the flag like any other.
         """
-        rows = self.rows
-        d, count = rows.d, end - first
-        shape = (PARTITIONS, count)
-        total = rows.acc.ap(
-            [[rows.num_tiles * (d + 1), PARTITIONS], [d + 1, count]], offset=first * (d + 1) + d
-        )
+        shape = (PARTITIONS, end - first)
+        total = self.tiles.sums(first, end)
         trusted = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=trusted, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM)
         if self.sinks is not None:
             weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor(
-                dst=weight, data1=self.sinks[:, first:end], data2=rows.shifts_of(first, end),
-                op=nl.add,
+                dst=weight, data1=self.sinks[:, first:end],
+                data2=self.rows.shifts_of(first, end), op=nl.add,
             )  # fmt: skip
             nisa.activation(dst=weight, op=nl.exp, data=weight)
             nisa.tensor_tensor(dst=weight, data1=total, data2=weight, op=nl.add)
@@ -140,16 +139,16 @@ class BoundedResult(nl.NKIObject):
 
     def normalise(self, t: int, on_scalar: bool) -> None:
         """A tile of the result, and the sum of each row: not finite if one of its values is not."""
-        rows = self.rows
-        d = rows.d
+        tiles = self.tiles
+        d = tiles.d
         piece = t // self.tiles_per_piece
         first = piece * self.tiles_per_piece
-        end = min(rows.num_tiles, first + self.tiles_per_piece)
+        end = min(tiles.num_tiles, first + self.tiles_per_piece)
         if t == first:
             self.results.append(
                 nl.ndarray((PARTITIONS, (end - first) * d), dtype=self.out.dtype, buffer=nl.sbuf)
             )
-        own = rows.acc[:, t * (d + 1) : t * (d + 1) + d]
+        own = tiles.acc[:, t * (d + 1) : t * (d + 1) + d]
         result = self.results[piece]
         normalised = result[:, (t - first) * d : (t - first + 1) * d]
         if on_scalar:
@@ -166,8 +165,8 @@ class BoundedResult(nl.NKIObject):
 
     def store(self, piece: int) -> None:
         """Store a piece."""
-        share = self.rows.share
-        heads, d = share.num_heads, self.rows.d
+        share = self.tiles.share
+        heads, d = share.num_heads, self.tiles.d
         first = piece * self.piece
         row_tiles = min(self.piece, len(share.row_tiles) - first)
         for run in runs_of(share.row_tiles, first, row_tiles):

@@ -1,0 +1,113 @@
+"""The cached tokens before a chunk: what a kernel prepares once, and the stream of each share."""
+
+from .backend import nl
+from .bounded import BoundedRows
+from .exact_rows import ExactRows
+from .loading import broadcast_row
+from .paged_cache import PagedSegments
+from .prior_stream import MANY_BLOCKS, PriorStream
+from .softmax import ScoreScale, cached_scale
+from .tile_schedule import PARTITIONS
+from .window_stream import WindowTokens
+
+TAIL_SEGMENT = 512
+"""Tokens of the segments that hold what the whole segments leave of the prior."""
+
+WINDOW_SEGMENT = 2048
+"""Most tokens of a segment between a window's edge and the chunk."""
+
+
+class PagedPrior(nl.NKIObject):
+    """Segments of a prior in a paged cache, and the scales of its keys and values."""
+
+    def __init__(
+        self,
+        k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d] HBM
+        v_cache: nl.NkiTensor,
+        block_table: nl.NkiTensor,  # [1, blocks] int32 HBM
+        prior_tokens: nl.NkiTensor,  # [1, 1] int32 HBM
+        window_slots: nl.NkiTensor | None,  # [1, tokens] int32 HBM, with a window
+        kv_segment_size: int,
+        window: int | None,
+        num_rows: int,  # of the chunk
+        dtype: str,  # of the chunk
+        k_scales: nl.NkiTensor | None,  # [1, KV] fp32 HBM
+        v_scales: nl.NkiTensor | None,  # [1, KV] fp32 HBM
+        k_pre_transposed: bool,
+    ) -> None:
+        self.k_cache = k_cache
+        self.v_cache = v_cache
+        self.block_table = block_table
+        self.dtype = dtype
+        self.k_pre_transposed = k_pre_transposed
+        self.kv_segment_size = kv_segment_size
+        self.prior_count = broadcast_row(prior_tokens)
+        self.k_factor: nl.NkiTensor | None = None
+        self.v_factor: nl.NkiTensor | None = None
+        if k_scales is not None:
+            self.k_factor = broadcast_row(k_scales)
+        if v_scales is not None:
+            self.v_factor = broadcast_row(v_scales)
+        self.window: WindowTokens | None = None
+        self.reach = 0
+        self.tail: PagedSegments | None = None
+        # Segments of the whole prior by their size: made when a share first asks for them.
+        self.whole: list[PagedSegments] = []
+        if window is None:
+            self.tail = self.segments_of(min(TAIL_SEGMENT, kv_segment_size))
+        elif window > 1:
+            assert window_slots is not None, "a window needs the slots of its tokens"
+            self.window = WindowTokens(
+                k_cache, v_cache, window_slots, window, num_rows, dtype, k_pre_transposed
+            )
+            if self.window.end_tile < 0:
+                self.tail = self.segments_of(min(WINDOW_SEGMENT, kv_segment_size))
+
+    def segments_of(self, size: int) -> PagedSegments:
+        """The prior in segments of a size."""
+        return PagedSegments(
+            self.k_cache, self.v_cache, self.block_table, size, self.dtype, self.k_pre_transposed
+        )
+
+    def whole_segments(self, size: int) -> PagedSegments:
+        """The same, one object per size."""
+        for each in self.whole:
+            if each.segment_size == size:
+                return each
+        self.whole.append(self.segments_of(size))
+        return self.whole[len(self.whole) - 1]
+
+    def stream(self, rows: BoundedRows | ExactRows, kv_head: int) -> PriorStream | None:
+        """The prior of a share; None: the share sees nothing of it."""
+        tiles = rows.tiles
+        if self.window is not None or self.tail is None:
+            if not tiles.band.sees(tiles.row_tile(0) + 1):
+                return None
+            return PriorStream(rows, None, self.tail, self.window, self.prior_count, kv_head)
+        whole = None
+        if self.kv_segment_size > TAIL_SEGMENT:
+            size = self.kv_segment_size
+            if not rows.needs_mask:
+                size = whole_segment_size(size, self.v_cache.shape[2], tiles.num_blocks)
+            whole = self.whole_segments(size)
+        return PriorStream(rows, whole, self.tail, None, self.prior_count, kv_head)
+
+    def score_scale(self, kv_head: int, scale: float) -> ScoreScale:
+        """Factor of scores against the cached keys of a KV head."""
+        if self.k_factor is None:
+            return ScoreScale(scale, -scale)
+        return cached_scale(self.k_factor[:, kv_head : kv_head + 1], scale)
+
+    def value_scale(self, kv_head: int) -> nl.NkiTensor | None:
+        """Factor of the cached values of a KV head, [128, 1] fp32; None is 1."""
+        if self.v_factor is None:
+            return None
+        return self.v_factor[:, kv_head : kv_head + 1]
+
+
+def whole_segment_size(kv_segment_size: int, block_size: int, num_blocks: int) -> int:
+    """Tokens of a whole segment: with many blocks of queries half, as a trip computes two."""
+    half = kv_segment_size // 2
+    if num_blocks > MANY_BLOCKS and half % PARTITIONS == 0 and half % block_size == 0:
+        return half
+    return kv_segment_size

@@ -1,0 +1,32 @@
+"""Where the tokens of a sliding window lie in the cache, planned on the host for one call."""
+
+import numpy as np
+
+from ..reference.paging import PAD_SLOT_ID, UNUSED_BLOCK
+from .tile_schedule import PARTITIONS
+from .validation import Array
+from .window_stream import window_tiles
+
+
+def window_slots(
+    table: Array,  # [blocks] int32, -1 absent
+    prior_tokens: int,
+    window: int | None,
+    block_size: int,
+    num_rows: int,
+    d: int,
+    bytes_per_element: int,
+) -> Array | None:
+    """Slots [1, tokens] int32 of the tokens before a chunk, as many as its window reaches back.
+
+    -1 where there is no token or its block is absent; None if no row sees cached tokens through a
+    window. `bytes_per_element` is that of the chunk's keys.
+    """
+    if window is None or window == 1:
+        return None
+    first_tile, _, _ = window_tiles(window, num_rows, d, bytes_per_element)
+    positions = np.arange(prior_tokens + first_tile * PARTITIONS, prior_tokens)
+    blocks = table[np.maximum(positions, 0) // block_size]
+    exists = (positions >= 0) & (blocks != UNUSED_BLOCK)
+    slots = np.where(exists, blocks * block_size + positions % block_size, PAD_SLOT_ID)
+    return slots.astype(np.int32)[None]

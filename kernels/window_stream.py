@@ -1,0 +1,223 @@
+"""Cached keys that the edge of a sliding window may cut: gathered token by token.
+
+With a window of W tokens the chunk's row r sees the last W - 1 - r cached ones. They are cut into
+key tiles of 128 that end where the chunk begins, whatever the block boundaries: tile -1 holds the
+128 tokens before the chunk (band.py). So it is known at compile time which row tile sees which key
+tile, and in what part, as within the chunk. The host names the slot of each token.
+
+A *section* is some of these tiles, computed at once; while one is computed, the next is prepared.
+All of the window is cut into sections while it is short. Of a long one only the first tiles are,
+those that not every row of the share sees; the tokens after them are seen by all rows.
+"""
+
+from dataclasses import dataclass
+
+from .backend import nisa, nl
+from .band import Band
+from .bounded import BoundedRows
+from .exact_rows import ExactRows
+from .loading import element_bytes
+from .paged_cache import SegmentBlocks, integer_multiple, rows_of_slots
+from .prepared_segment import PreparedSegment
+from .softmax import ScoreScale
+from .tile_schedule import PARTITIONS
+
+SECTION_BYTES = 32
+"""Key tiles of a section times their element bytes per 128 features: two sections, each as rows, as
+columns and as values, take 33 KiB of a partition."""
+
+TILES_PER_FETCH = 4
+"""Key tiles that one step gathers: GpSimd takes 2 us for them, and masks weights between steps."""
+
+FEW_TILES = 32
+"""Key tiles that are computed in sections even if all rows see them: W up to 4096."""
+
+
+def window_tiles(
+    window: int, num_rows: int, d: int, bytes_per_element: int
+) -> tuple[int, int, int]:
+    """Key tiles of a chunk's window that are computed in sections: first, end, how many at once.
+
+    The sections are equal, so a few tiles may come before those that the first row sees.
+    """
+    band = Band(window)
+    row_tiles = num_rows // PARTITIONS
+    begin, end = -band.reach, 0
+    if band.reach > max(FEW_TILES, row_tiles + 1):
+        # Row tile i sees all of key tile j if i - j < edge.
+        end = row_tiles - band.edge
+    parts = (d + PARTITIONS - 1) // PARTITIONS
+    longest = max(1, SECTION_BYTES // (bytes_per_element * parts))
+    sections = max(1, (end - begin + longest - 1) // longest)
+    tiles = (end - begin + sections - 1) // sections
+    return end - sections * tiles, end, tiles
+
+
+@dataclass
+class WindowWalk(nl.NKIObject):
+    """Where the next section to be read begins."""
+
+    tile: int
+
+
+class WindowTokens(nl.NKIObject):
+    """Reads key tiles before the chunk, one KV head at a time."""
+
+    def __init__(
+        self,
+        k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d] HBM
+        v_cache: nl.NkiTensor,
+        slots: nl.NkiTensor,  # [1, tokens] int32 HBM: those before the chunk, -1 absent
+        window: int,
+        num_rows: int,  # of the chunk
+        dtype: str,  # of the keys and values that come out
+        k_pre_transposed: bool,  # k_cache is [num_blocks, KV, d, block_size]
+    ) -> None:
+        num_blocks, num_kv_heads, block_size, d = v_cache.shape
+        self.slots = slots
+        self.block_size = block_size
+        self.num_kv_heads = num_kv_heads
+        self.d = d
+        self.dtype = dtype
+        self.k_dtype = k_cache.dtype
+        self.v_dtype = v_cache.dtype
+        self.key_columns = None
+        self.k_pre_transposed = k_pre_transposed
+        rows = num_blocks * num_kv_heads * block_size
+        self.v_rows = v_cache.reshape((rows, d))
+        self.k_rows = k_cache.reshape((rows, d))
+        if k_pre_transposed:
+            self.k_rows = k_cache.reshape((rows * d, 1))
+        # Key tiles begin_tile .. end_tile - 1 are read, in sections of `tokens` tiles.
+        begin_tile, end_tile, tokens = window_tiles(window, num_rows, d, element_bytes(dtype))
+        self.begin_tile = begin_tile
+        self.end_tile = end_tile
+        self.tokens = tokens
+        self.num_sections = 0
+        if self.tokens > 0:
+            self.num_sections = (self.end_tile - self.begin_tile) // self.tokens
+        self.segment_size = self.tokens * PARTITIONS
+        self.fetch_steps = (self.tokens + TILES_PER_FETCH - 1) // TILES_PER_FETCH
+        self.run = 1
+        self.runs = self.tokens
+        assert self.first_token(self.begin_tile) >= 0, "slots must name every token of the window"
+
+    def first_token(self, tile: int) -> int:
+        """Where the tokens of a key tile begin among the slots."""
+        return self.slots.shape[1] + tile * PARTITIONS
+
+    def new_key_stage(self) -> list[nl.NkiTensor]:
+        """Unwritten tile for the key rows of a section, [128, (tile, d)]."""
+        shape = (PARTITIONS, self.tokens * self.d)
+        return [nl.ndarray(shape, dtype=self.k_dtype, buffer=nl.sbuf)]
+
+    def new_blocks(self) -> SegmentBlocks:
+        """Unwritten slots of a section."""
+        shape = (PARTITIONS, self.tokens)
+        return SegmentBlocks(nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf), None)
+
+    def new_walk(self) -> WindowWalk:
+        """Begin at the first section."""
+        return WindowWalk(self.begin_tile)
+
+    def fetch_blocks(self, walk: WindowWalk, slots: SegmentBlocks) -> None:
+        """Read the slots of a section, if there is one."""
+        if walk.tile < self.end_tile:
+            nisa.dma_copy(
+                dst=slots.by_run,
+                src=self.slots.ap(
+                    [[1, PARTITIONS], [PARTITIONS, self.tokens]],
+                    offset=self.first_token(walk.tile),
+                ),
+            )
+
+    def fetch_rows(
+        self,
+        walk: WindowWalk,
+        slots: SegmentBlocks,  # from fetch_blocks
+        kv_head: int,
+        k_stage: list[nl.NkiTensor],  # from new_key_stage, result
+        v_stage: nl.NkiTensor,  # [128, tiles * d] SBUF, result
+        part: int,  # TILES_PER_FETCH tiles
+    ) -> None:
+        """Gather part of a section, if there is one: a token per partition and DMA."""
+        if walk.tile >= self.end_tile:
+            return
+        first = part * TILES_PER_FETCH
+        last = min(first + TILES_PER_FETCH, self.tokens)
+        own = slots.by_run[:, first:last]
+        rows = rows_of_slots(own, self.block_size, self.num_kv_heads)
+        k_index, k_pattern = rows, [[self.d, PARTITIONS], [1, self.d]]
+        if self.k_pre_transposed:
+            k_index = self.columns_of_slots(own)
+            k_pattern = [[1, PARTITIONS], [self.block_size, self.d]]
+        offset = kv_head * self.block_size * self.d
+        for i in range(last - first):
+            tile = first + i
+            begin, end = tile * self.d, (tile + 1) * self.d
+            k_rows = k_stage[0]
+            nisa.dma_copy(
+                dst=k_rows[:, begin:end],
+                src=self.k_rows.ap(
+                    k_pattern, offset=offset, vector_offset=k_index[:, i : i + 1],
+                    indirect_dim=0,
+                ),
+                oob_mode=nisa.oob_mode.skip,
+            )  # fmt: skip
+            nisa.dma_copy(
+                dst=v_stage[:, begin:end],
+                src=self.v_rows.ap(
+                    [[self.d, PARTITIONS], [1, self.d]], offset=offset,
+                    vector_offset=rows[:, i : i + 1], indirect_dim=0,
+                ),
+                oob_mode=nisa.oob_mode.skip,
+            )  # fmt: skip
+
+    def columns_of_slots(self, slots: nl.NkiTensor) -> nl.NkiTensor:
+        """First element of each slot's key in a pre-transposed cache, for KV head 0.
+
+        (slot - slot % block_size) * KV * d + slot % block_size, negative for slot -1.
+        """
+        within = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=within, data=slots, op0=nl.bitwise_and, operand0=self.block_size - 1)
+        start = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=start, data=slots, op0=nl.bitwise_and, operand0=-self.block_size)
+        columns = integer_multiple(start, self.num_kv_heads * self.d)
+        nisa.tensor_tensor(dst=columns, data1=columns, data2=within, op=nl.add)
+        return columns
+
+    def advance_block(self, walk: WindowWalk) -> None:
+        """Move on to the next section."""
+        walk.tile = walk.tile + self.tokens
+
+
+class WindowSections(nl.NKIObject):
+    """The sections of a window's edge, in turn in two sets of tiles."""
+
+    def __init__(self, rows: BoundedRows | ExactRows, tokens: WindowTokens, kv_head: int) -> None:
+        self.rows = rows
+        self.tokens = tokens
+        self.end_tile = tokens.end_tile
+        self.num_sections = tokens.num_sections
+        walk = tokens.new_walk()
+        self.segments: list[PreparedSegment] = []
+        for _ in range(min(2, self.num_sections)):
+            self.segments.append(PreparedSegment(rows, tokens, walk, kv_head, False))
+
+    def attend(self, scale: ScoreScale) -> None:
+        """Every block over the sections, of which the first is prepared."""
+        rows = self.rows
+        for section in range(self.num_sections):
+            current = self.segments[section % 2]
+            tile = self.tokens.begin_tile + section * self.tokens.tokens
+            rows.beside = []
+            following = self.segments[(section + 1) % len(self.segments)]
+            if section + 1 < self.num_sections:
+                following.done = 0
+                rows.beside = [[following]]
+            rows.attend_segment(
+                current.keys, current.values, current.mask, self.tokens.tokens, scale, tile
+            )
+            if section + 1 < self.num_sections:
+                following.finish()
+        rows.drain()
