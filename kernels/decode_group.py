@@ -2,27 +2,19 @@
 
 Keys lie on partitions: scores are [128 keys, (slot, row, run token)], so that one exp serves all
 tokens of many slots, weights need no transpose, and P V has the values as stationary operand. Only
-K is transposed, by PE, as many chunks of 128 features as fill a PSUM bank at a time.
+K is transposed (decode_keys.py).
 """
 
-from dataclasses import dataclass
-
 from .backend import nisa, nl
+from .decode_keys import DecodeKeys
 from .decode_stage import DecodeStage
 from .decode_sums import SlotSums, SumsShape
 from .decode_tensors import EDGE_COLUMN, MAXIMA_COLUMN, ChainFactors, DecodeBuffers, store_rows
 from .softmax import MASKED
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
 
-
-@dataclass
-class TurnedKeys(nl.NKIObject):
-    """Key chunks first .. first + count - 1 that PE has transposed."""
-
-    keys: nl.NkiTensor  # [features, count * 128] SBUF
-    first: int
-    count: int
-    edges: bool
+SCALED_COLUMNS = 64
+"""Fewest columns that an exp with a scale of its own is worth: as many as it has overhead."""
 
 
 class DecodeGroup(nl.NKIObject):
@@ -45,23 +37,17 @@ class DecodeGroup(nl.NKIObject):
         self.num_queries = stage.num_queries
         self.scores = buffers.scores[stage.index % 2]
         self.sums = SlotSums(sums, slots)
-        # Tokens whose keys are transposed together: their features fill the 128 partitions.
-        self.pack = 1
-        if PARTITIONS % d == 0 and stage.key_blocks is None:
-            self.pack = min(tokens, PARTITIONS // d)
+        self.keys = DecodeKeys(stage, buffers)
+        self.pack = self.keys.pack
         self.slots_per_bank = slots // buffers.score_banks
         # Slots whose maxima one instruction finds: a quarter of a bank.
         self.slots_per_maximum = max(1, self.slots_per_bank // 4)
         while self.slots_per_bank % self.slots_per_maximum != 0:
             self.slots_per_maximum = self.slots_per_maximum - 1
         self.queries: list[nl.NkiTensor] = []
-        for feature in range(0, d, PARTITIONS):
-            height = self.pack * min(PARTITIONS, d - feature)
-            shape = (height, self.pack * self.columns)
+        for features in self.keys.features:
+            shape = (self.pack * features[2], self.pack * self.columns)
             self.queries.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
-        # Transposes of a slot and of the edge tokens.
-        self.slot_chunks = tensors.heads * tokens // self.pack * len(self.queries)
-        self.edge_chunks = self.edge_tiles * tensors.heads * len(self.queries)
         self.weights = nl.ndarray(
             (PARTITIONS, (tokens + self.edge_tiles) * self.columns), dtype=dtype, buffer=nl.sbuf
         )
@@ -69,25 +55,26 @@ class DecodeGroup(nl.NKIObject):
         self.maximum = nl.ndarray((self.columns, 1), dtype=nl.float32, buffer=nl.sbuf)
         shape = (PARTITIONS, self.edge_tiles * self.columns)
         self.edge_scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        self.turned: list[TurnedKeys] = []
-        self.factors = ChainFactors(buffers, scale)
+        self.factors = ChainFactors(tensors, buffers, scale, slots)
         self.sink_row: nl.NkiTensor | None = None
-        shape = (self.sums.height, len(self.queries) * self.columns)
+        self.parts = sums.parts
+        shape = (self.sums.height, self.parts * self.columns)
         self.outputs = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
 
     def write_constants(self) -> None:
         """Zeros between the queries of packed tokens, and those of the sums."""
         if self.pack > 1:
-            nisa.memset(dst=self.queries[0], value=0.0)
+            for queries in self.queries:
+                nisa.memset(dst=queries, value=0.0)
         self.sums.write_constants()
 
     def begin_trip(self, trip: nisa.VirtualRegister | None) -> None:
         """Masks and flags of this trip."""
         self.stage.fetch_flags(self.sums.begins[:, 1:], trip)
 
-    def load_factors(self) -> None:
-        """Scales and sinks of this trip's chains."""
-        self.factors.load(self.stage.tensors, self.stage.chains, self.slots)
+    def fetch_factors(self) -> None:
+        """Read scales and sinks of the chains whose rows were fetched last."""
+        self.factors.fetch(self.stage.chains)
 
     def turn_queries(self) -> None:
         """Query columns from the query rows; rows of no real query are zero."""
@@ -100,12 +87,12 @@ class DecodeGroup(nl.NKIObject):
                 on_true=self.stage.q_rows, on_false=0.0,
             )  # fmt: skip
         for part in range(len(self.queries)):
-            width = min(PARTITIONS, d - part * PARTITIONS)
+            first, step, width = self.keys.features[part]
             bank = self.buffers.next_bank(rows.dtype)
             turned = bank[0 : pack * width, 0:columns]
             nisa.nc_transpose(
                 dst=turned,
-                data=rows.ap([[d, columns], [0, pack], [1, width]], offset=part * PARTITIONS),
+                data=rows.ap([[d, columns], [0, pack], [step, width]], offset=first),
                 engine=nisa.engine.tensor,
             )
             queries = self.queries[part]
@@ -117,184 +104,63 @@ class DecodeGroup(nl.NKIObject):
                     src=turned[token * width : (token + 1) * width, :],
                 )
 
-    def turn_keys(self, chunks: list[nl.NkiTensor], engine: nisa.engine) -> nl.NkiTensor:
-        """Chunks [128 keys, features] as columns [features, chunks * 128] in SBUF."""
-        buffers = self.buffers
-        width = chunks[0].shape[1]
-        dtype = buffers.dtype
-        if buffers.casts:
-            dtype = nl.float32
-        bank = buffers.next_bank(dtype)
-        for i in range(len(chunks)):
-            turned = bank[0 : chunks[i].shape[1], i * PARTITIONS : (i + 1) * PARTITIONS]
-            if buffers.casts:
-                nisa.nc_matmul(
-                    dst=turned, stationary=chunks[i], moving=buffers.key_identity,
-                    accumulate=False,
-                )  # fmt: skip
-            else:
-                nisa.nc_transpose(dst=turned, data=chunks[i], engine=nisa.engine.tensor)
-        columns = len(chunks) * PARTITIONS
-        keys = buffers.next_keys()[0:width, 0:columns]
-        nisa.tensor_copy(dst=keys, src=bank[0:width, 0:columns], engine=engine)
-        return keys
-
-    def select_keys(
-        self,
-        present: nl.NkiTensor,  # [128, slots * 128] uint8: whether a partition has a run
-        first: int,
-        count: int,
-        keys: nl.NkiTensor,  # [128, count * 128 or more], result
-    ) -> None:
-        """Chunks of slots that lie in columns already, zero where there is no run."""
-        parts, tokens = len(self.queries), self.tokens
-        done = 0
-        while done < count:
-            slot = (first + done) // self.slot_chunks
-            inner = (first + done) % self.slot_chunks
-            part = inner % parts
-            head = inner // parts // tokens
-            token = inner // parts % tokens
-            together = 1
-            if parts == 1:
-                together = min(count - done, tokens - token)
-            width = min(PARTITIONS, self.d - part * PARTITIONS)
-            nisa.select_reduce(
-                dst=keys.ap(
-                    [[keys.shape[1], width], [PARTITIONS, together], [1, 8], [8, 16]],
-                    offset=done * PARTITIONS,
-                ),
-                predicate=present.ap(
-                    [[present.shape[1], width], [0, together], [1, 8], [8, 16]],
-                    offset=slot * PARTITIONS,
-                ),
-                on_true=self.stage.key_columns(slot, head, token, together, part),
-                on_false=0.0,
-            )
-            done = done + together
-
-    def select_edges(
-        self,
-        present: nl.NkiTensor,  # [128, ...] uint8, the edge tokens behind the slots
-        first: int,
-        count: int,
-        keys: nl.NkiTensor,  # [128, count * 128 or more], result
-    ) -> None:
-        """Chunks of edge tokens that lie in columns already, zero where there is no token."""
-        parts, heads = len(self.queries), self.heads
-        for i in range(count):
-            part = (first + i) % parts
-            head = (first + i) // parts % heads
-            tile = (first + i) // parts // heads
-            width = min(PARTITIONS, self.d - part * PARTITIONS)
-            begin = (self.slots + tile) * PARTITIONS
-            nisa.select_reduce(
-                dst=keys[0:width, i * PARTITIONS : (i + 1) * PARTITIONS],
-                predicate=present[0:width, begin : begin + PARTITIONS],
-                on_true=self.stage.edge_columns(tile, head, part),
-                on_false=0.0,
-            )
-
-    def banks(self) -> int:
-        """Banks of transposed keys: those of the slots, then those of the edge tokens."""
-        per_bank = self.buffers.chunks_per_bank()
-        slot_banks = (self.slots * self.slot_chunks + per_bank - 1) // per_bank
-        return slot_banks + (self.edge_chunks + per_bank - 1) // per_bank
-
-    def turn_bank(self, bank: int, engine: nisa.engine) -> None:
-        """Transpose a bank of key chunks; the engine brings them to SBUF."""
-        per_bank, parts, d = self.buffers.chunks_per_bank(), len(self.queries), self.d
-        total = self.slots * self.slot_chunks
-        slot_banks = (total + per_bank - 1) // per_bank
-        edges = bank >= slot_banks
-        first = bank * per_bank
-        pack = self.pack
-        if edges:
-            first = (bank - slot_banks) * per_bank
-            total = self.edge_chunks
-            pack = 1
-        count = min(per_bank, total - first)
-        present = self.stage.present
-        if present is not None:
-            keys = self.buffers.next_keys()
-            if edges:
-                self.select_edges(present, first, count, keys)
-            else:
-                self.select_keys(present, first, count, keys)
-            self.turned.append(TurnedKeys(keys, first, count, edges))
-            return
-        chunks: list[nl.NkiTensor] = []
-        for chunk in range(first, first + count):
-            stage = self.stage.k_stage[self.slots][0]
-            inner = chunk
-            if not edges:
-                stage = self.stage.k_stage[chunk // self.slot_chunks][0]
-                inner = chunk % self.slot_chunks
-            column = inner // parts * pack * d + inner % parts * PARTITIONS
-            width = pack * min(PARTITIONS, d - inner % parts * PARTITIONS)
-            chunks.append(stage[:, column : column + width])
-        self.turned.append(TurnedKeys(self.turn_keys(chunks, engine), first, count, edges))
-
     def score_bank(self) -> None:
         """Scores of the bank that was transposed first of those not scored yet."""
-        turned = self.turned[0]
-        self.turned.remove(turned)
-        keys = turned.keys
+        turned = self.keys.turned[0]
+        self.keys.turned.remove(turned)
         for i in range(turned.count):
-            columns = keys[:, i * PARTITIONS : (i + 1) * PARTITIONS]
             chunk = turned.first + i
             if turned.edges:
-                self.score_edges(columns, chunk)
+                self.score_edges(turned.keys, i, chunk)
             else:
-                slot = chunk // self.slot_chunks
-                self.score_run(columns, slot, chunk % self.slot_chunks)
-                if (chunk + 1) % (self.slot_chunks * self.slots_per_maximum) == 0:
+                slot = chunk // self.keys.slot_chunks
+                self.score_run(turned.keys, i, slot, chunk % self.keys.slot_chunks)
+                if (chunk + 1) % (self.keys.slot_chunks * self.slots_per_maximum) == 0:
                     self.find_maxima(slot + 1 - self.slots_per_maximum)
 
-    def score_run(self, keys: nl.NkiTensor, slot: int, chunk: int) -> None:
-        """Scores of a chunk of a slot: [128 keys, (row, run token)] at its place in the bank."""
-        pack, tokens, parts = self.pack, self.tokens, len(self.queries)
+    def score_run(self, keys: nl.NkiTensor, place: int, slot: int, chunk: int) -> None:
+        """Scores [128 keys, (row, run token)] of a slot's chunk that lies at `place` in `keys`."""
+        pack, tokens = self.pack, self.tokens
         per_head = self.rows // self.heads
-        place = self.place(slot)
-        part = chunk % parts
-        token = chunk // parts * pack
+        token = chunk // self.keys.parts * pack
         row = token // tokens * per_head
-        queries = self.queries[part]
-        nisa.nc_matmul(
-            dst=self.scores.ap(
-                [[self.scores.shape[1], PARTITIONS], [1, pack], [tokens, per_head]],
-                offset=place + row * tokens + token % tokens,
-            ),
-            stationary=keys[0 : queries.shape[0], :],
-            moving=queries.ap(
-                [[queries.shape[1], queries.shape[0]], [self.columns, pack], [1, per_head]],
-                offset=slot * self.rows + row,
-            ),
-            accumulate=part > 0,
-        )
+        for part in self.keys.query_parts(chunk):
+            queries = self.queries[part]
+            nisa.nc_matmul(
+                dst=self.scores.ap(
+                    [[self.scores.shape[1], PARTITIONS], [1, pack], [tokens, per_head]],
+                    offset=self.place(slot) + row * tokens + token % tokens,
+                ),
+                stationary=self.keys.stationary(keys, place, queries.shape[0], part),
+                moving=queries.ap(
+                    [[queries.shape[1], queries.shape[0]], [self.columns, pack], [1, per_head]],
+                    offset=slot * self.rows + row,
+                ),
+                accumulate=part > 0,
+            )
 
-    def score_edges(self, keys: nl.NkiTensor, chunk: int) -> None:
-        """Scores of a chunk of edge tokens against the rows of all slots: [128, (slot, row)]."""
-        parts, heads = len(self.queries), self.heads
+    def score_edges(self, keys: nl.NkiTensor, place: int, chunk: int) -> None:
+        """Scores [128, (slot, row)] of a chunk of edge tokens, which lies at `place` of `keys`."""
+        heads = self.heads
         per_head = self.rows // heads
         bank = self.buffers.small
-        part = chunk % parts
-        head = chunk // parts % heads
-        tile = chunk // parts // heads
-        width = min(PARTITIONS, self.d - part * PARTITIONS)
-        queries = self.queries[part]
-        nisa.nc_matmul(
-            dst=bank.ap(
-                [[bank.shape[1], PARTITIONS], [self.rows, self.slots], [1, per_head]],
-                offset=EDGE_COLUMN + tile * self.columns + head * per_head,
-            ),
-            stationary=keys[0:width, :],
-            moving=queries.ap(
-                [[queries.shape[1], width], [self.rows, self.slots], [1, per_head]],
-                offset=head * per_head,
-            ),
-            accumulate=part > 0,
-        )
+        head = chunk // self.keys.parts % heads
+        tile = chunk // self.keys.parts // heads
+        for part in self.keys.query_parts(chunk):
+            width = self.keys.features[part][2]
+            queries = self.queries[part]
+            nisa.nc_matmul(
+                dst=bank.ap(
+                    [[bank.shape[1], PARTITIONS], [self.rows, self.slots], [1, per_head]],
+                    offset=EDGE_COLUMN + tile * self.columns + head * per_head,
+                ),
+                stationary=self.keys.stationary(keys, place, width, part),
+                moving=queries.ap(
+                    [[queries.shape[1], width], [self.rows, self.slots], [1, per_head]],
+                    offset=head * per_head,
+                ),
+                accumulate=part > 0,
+            )
 
     def place(self, slot: int) -> int:
         """Column where the scores of a slot begin."""
@@ -405,6 +271,21 @@ class DecodeGroup(nl.NKIObject):
             op=nl.subtract,
         )
         first = slot * self.rows
+        per_head = self.rows // self.heads
+        if keys is not None and per_head * tokens >= SCALED_COLUMNS:
+            # ACT scales by a column: one exp for each head of each slot, which share a k_scale.
+            for row in range(first, first + width, per_head):
+                begin = (row - first) * tokens
+                nisa.activation(
+                    dst=self.weights.ap(
+                        [[self.weights.shape[1], PARTITIONS], [1, per_head], [columns, tokens]],
+                        offset=row,
+                    ),
+                    op=nl.exp,
+                    data=lowered[:, begin : begin + per_head * tokens],
+                    scale=keys[:, row : row + 1],
+                )
+            return
         each_token = None
         if keys is not None:
             each_token = keys.ap([[columns, PARTITIONS], [1, width], [0, tokens]], offset=first)
@@ -418,7 +299,7 @@ class DecodeGroup(nl.NKIObject):
 
     def sum_weights(self) -> None:
         """Row sums of the weights, on every partition."""
-        columns, parts = self.columns, len(self.queries)
+        columns, parts = self.columns, self.parts
         height = self.sums.height
         first = parts * columns
         tiles = self.tokens + self.edge_tiles
@@ -439,7 +320,7 @@ class DecodeGroup(nl.NKIObject):
         for tile in range(self.edge_tiles):
             weights = (self.tokens + tile) * columns
             for head in range(heads):
-                for part in range(len(self.queries)):
+                for part in range(self.parts):
                     width = min(PARTITIONS, d - part * PARTITIONS)
                     value = (tile * heads + head) * d + part * PARTITIONS
                     nisa.nc_matmul(
@@ -466,7 +347,7 @@ class DecodeGroup(nl.NKIObject):
         for head in range(self.heads):
             first = slot * self.rows + head * per_head
             for token in range(tokens):
-                for part in range(len(self.queries)):
+                for part in range(self.parts):
                     width = min(PARTITIONS, d - part * PARTITIONS)
                     value = (head * tokens + token) * d + part * PARTITIONS
                     row = part * columns + first
@@ -481,7 +362,7 @@ class DecodeGroup(nl.NKIObject):
 
     def add(self, before: SlotSums) -> None:
         """Continue the running sums; outputs behind each slot from them."""
-        width = (len(self.queries) + 1) * self.columns
+        width = (self.parts + 1) * self.columns
         self.sums.add(before, self.buffers.sums[0 : self.sums.height, 0:width])
         self.sums.normalise(self.sink_row, self.factors, self.outputs)
 

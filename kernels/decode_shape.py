@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..reference.paging import cdiv
-from .decode_tensors import SLOT_BYTES
+from .decode_tensors import SLOT_BYTES, packed_tokens
 from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
 
 TOKENS = 16
@@ -22,6 +22,9 @@ STAGED_BYTES = 4 * GROUP_BYTES
 GROUPS = 4
 """Groups that a trip's work is spread over if it has more slots than that, so that loads, scores
 and values overlap; at most twice as many make a trip."""
+
+MOST_PLAN_BYTES = 1 << 30
+"""Most bytes of a plan: its arrays lie in HBM, and their offsets are 32-bit numbers."""
 
 USABLE_BYTES = 208 << 10
 """SBUF bytes per partition."""
@@ -52,6 +55,13 @@ class DecodeShape:
     edge_runs: int = 0
     """Runs that hold the edge tokens of a slot, with a pre-transposed K cache."""
 
+    def plan_bytes(self, num_queries: int, num_cores: int) -> int:
+        """About the size of the plan's arrays, as large as the tables allow."""
+        lists = 4 * (self.slots + self.edge_tiles) + 2 * self.slots
+        flags = self.edge_tiles * self.slots * num_queries
+        entries = num_cores * (self.trips + 1) * self.groups
+        return entries * PARTITIONS * (lists + flags)
+
 
 def decode_shape(
     num_requests: int,
@@ -64,10 +74,12 @@ def decode_shape(
     has_window: bool,
     num_cores: int,
     k_pre_transposed: bool = False,
+    fp8: bool = False,
 ) -> DecodeShape:
-    """Sizes for these shapes; rows_per_kv_head is at most 128."""
+    """Sizes for these shapes; rows_per_kv_head is at most 128, itemsize that of q."""
     # Columns of keys take the partitions of 128 features, however few there are.
-    head_bytes = (max(head_dim, PARTITIONS) if k_pre_transposed else head_dim) * itemsize
+    stored = 1 if fp8 else itemsize
+    head_bytes = (max(head_dim, PARTITIONS) if k_pre_transposed else head_dim) * stored
     tokens = TOKENS
     # The columns of a token of each run are `tokens` apart, and DVE reads no wider at full speed. A
     # DMA brings the columns of a block for all heads of a chain: rather more heads than tokens.
@@ -102,6 +114,9 @@ def decode_shape(
     slots = fitting if fitting <= per_bank else fitting // SCORE_BANKS * SCORE_BANKS
     staged = STAGED_BYTES // (slots * heads * tokens * head_bytes)
     groups = min(cdiv(total, slots), 2 * GROUPS, staged)
+    if groups > GROUPS and 8 * total <= 9 * GROUPS * slots:
+        # A table a little longer than a trip: only contexts that reach its end take a second one.
+        groups = GROUPS
     edges = (1 + has_window) * (tokens + num_queries - 2)
     edge_runs = 0
     if k_pre_transposed:
@@ -110,7 +125,7 @@ def decode_shape(
     edge_tiles = max(1, cdiv(slots * edges, PARTITIONS))
     own = _bytes_of_group(
         heads, rows, tokens, slots, edge_tiles, num_queries, head_dim, head_bytes, itemsize,
-        k_pre_transposed,
+        stored, k_pre_transposed,
     )  # fmt: skip
     groups = max(1, min(groups, (USABLE_BYTES - SHARED_BYTES) // own))
     trips = cdiv(total, slots * groups)
@@ -127,19 +142,21 @@ def _bytes_of_group(
     head_dim: int,
     head_bytes: int,
     itemsize: int,
+    stored: int,
     k_pre_transposed: bool,
 ) -> int:
     """SBUF bytes per partition of the tiles of one DecodeStage, DecodeGroup and SlotSums."""
     columns, parts = slots * rows, cdiv(head_dim, PARTITIONS)
-    staged = (slots * tokens + edge_tiles) * heads * (head_bytes + head_dim * itemsize)
+    staged = (slots * tokens + edge_tiles) * heads * (head_bytes + head_dim * stored)
     lists = slots * (12 + 2 * PARTITIONS) + edge_tiles * (4 + slots * num_queries)
     lists += head_dim * itemsize
     if k_pre_transposed:
         lists += (slots + edge_tiles) * PARTITIONS
-    pack = 1
-    if PARTITIONS % head_dim == 0 and not k_pre_transposed:
-        pack = min(tokens, PARTITIONS // head_dim)
-    weights = (pack * parts + tokens + edge_tiles) * columns * itemsize
+    pack, query_parts = 1, parts
+    if not k_pre_transposed:
+        pack = packed_tokens(head_dim * stored // itemsize, tokens)
+        query_parts = parts if stored == itemsize else 2
+    weights = (pack * query_parts + tokens + edge_tiles) * columns * itemsize
     numbers = 4 * columns * (3 + edge_tiles + parts)
     sums = 4 * (slots + 1) * (rows * (5 + 2 * parts) + 1)
     return staged + lists + weights + numbers + sums

@@ -24,6 +24,17 @@ LARGEST_SINK = 1e37
 """Sinks beyond this or its negative, -infinity too, are this: 0 * infinity is NaN in PE."""
 
 
+QUADRANT = 32
+"""Partitions that an engine can start at are multiples of this."""
+
+
+def packed_tokens(features: int, tokens: int) -> int:
+    """Tokens whose features fill the 128 partitions of one transpose together, else 1."""
+    if features % QUADRANT != 0 or PARTITIONS % features != 0:
+        return 1
+    return min(tokens, PARTITIONS // features)
+
+
 @dataclass
 class DecodePlanTensors(nl.NKIObject):
     """Arrays of decode_plan.DecodePlan in HBM, by the same names, and the core's place in them."""
@@ -71,35 +82,12 @@ class DecodeTensors(nl.NKIObject):
     tokens: int  # tokens of a run
     rows: int  # query rows of a chain
 
-    def of_chains(
-        self,
-        numbers: nl.NkiTensor,  # [1, heads of the model] fp32 HBM
-        chains: nl.NkiTensor,  # [1, 2 * slots] int32 SBUF
-        slots: int,
-        repeat: int,
-    ) -> nl.NkiTensor:
-        """[(slot, row), 1] fp32: the number of each row's head, which has `repeat` rows."""
-        rows = self.rows
-        count = rows // repeat
-        per_group = numbers.reshape((numbers.shape[1] // count, count))
-        column = nl.ndarray((slots * rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        for slot in range(slots):
-            nisa.dma_copy(
-                dst=column[slot * rows : (slot + 1) * rows, :],
-                src=per_group.ap(
-                    [[1, count], [0, repeat]], offset=0,
-                    scalar_offset=chains[:, 2 * slot + 1 : 2 * slot + 2], indirect_dim=0,
-                ),
-            )  # fmt: skip
-        return column
-
 
 class DecodeBuffers(nl.NKIObject):
     """PSUM banks and constants that all groups use in turn."""
 
     def __init__(self, tensors: DecodeTensors, slots: int) -> None:
         self.dtype = tensors.q.dtype
-        self.casts = tensors.k_cache.dtype != tensors.q.dtype
         per_bank = MATMUL_COLUMNS // (tensors.tokens * tensors.rows)
         self.score_banks = (slots + per_bank - 1) // per_bank
         self.scores: list[nl.NkiTensor] = []
@@ -126,9 +114,6 @@ class DecodeBuffers(nl.NKIObject):
         self.num_keys = 0
         square = (PARTITIONS, PARTITIONS)
         self.identity = nl.ndarray(square, dtype=nl.float32, buffer=nl.sbuf)
-        self.key_identity = self.identity
-        if self.casts:
-            self.key_identity = nl.ndarray(square, dtype=self.dtype, buffer=nl.sbuf)
         self.ones = nl.ndarray(square, dtype=nl.float32, buffer=nl.sbuf)
         height = min(tensors.q.shape[3], PARTITIONS)
         self.weight_ones = nl.ndarray((PARTITIONS, height), dtype=self.dtype, buffer=nl.sbuf)
@@ -144,8 +129,6 @@ class DecodeBuffers(nl.NKIObject):
         nisa.memset(dst=self.weight_ones, value=1.0)
         nisa.memset(dst=self.mask_ones, value=1.0)
         nisa.tensor_scalar(dst=self.identity, data=distance, op0=nl.equal, operand0=0.0)
-        if self.casts:
-            nisa.tensor_copy(dst=self.key_identity, src=self.identity)
 
     def next_bank(self, dtype: str) -> nl.NkiTensor:
         """The next PSUM bank of transposes, [128, 2 KiB]."""
@@ -161,11 +144,8 @@ class DecodeBuffers(nl.NKIObject):
         return keys
 
     def chunks_per_bank(self) -> int:
-        """Key chunks [128 keys, 128 features] whose transposes fill a PSUM bank."""
-        size = element_bytes(self.dtype)
-        if self.casts:
-            size = 4
-        return PSUM_BANK_BYTES // (size * PARTITIONS)
+        """Key chunks [128 keys, 128 elements of q's size] whose transposes fill a PSUM bank."""
+        return PSUM_BANK_BYTES // (element_bytes(self.dtype) * PARTITIONS)
 
     def spread(self, numbers: nl.NkiTensor) -> nl.NkiTensor:
         """A column [n, 1] fp32 as a row on every partition, [128, n] in PSUM."""
@@ -179,49 +159,93 @@ class DecodeBuffers(nl.NKIObject):
         return result
 
 
+class ChainNumbers(nl.NKIObject):
+    """One number of each row's head, from an argument [1, heads of the model], fetched ahead."""
+
+    def __init__(self, numbers: nl.NkiTensor, rows: int, repeat: int, slots: int) -> None:
+        self.numbers = numbers  # fp32 HBM
+        self.rows = rows
+        self.repeat = repeat  # rows of a head
+        self.slots = slots
+        # [(slot, row), 1]
+        self.column = nl.ndarray((slots * rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+
+    def fetch(self, chains: nl.NkiTensor) -> None:
+        """Read those of the slots' chains."""
+        rows, repeat = self.rows, self.repeat
+        count = rows // repeat
+        per_group = self.numbers.reshape((self.numbers.shape[1] // count, count))
+        for slot in range(self.slots):
+            nisa.dma_copy(
+                dst=self.column[slot * rows : (slot + 1) * rows, :],
+                src=per_group.ap(
+                    [[1, count], [0, repeat]], offset=0,
+                    scalar_offset=chains[:, 2 * slot + 1 : 2 * slot + 2], indirect_dim=0,
+                ),
+            )  # fmt: skip
+
+
 class ChainFactors(nl.NKIObject):
     """Scales and sinks of the heads of some slots, None where the kernel has none.
 
     Scores and shifts are raw: products with stored keys. A sink is divided to be one as well.
     """
 
-    def __init__(self, buffers: DecodeBuffers, scale: float) -> None:
+    def __init__(
+        self, tensors: DecodeTensors, buffers: DecodeBuffers, scale: float, slots: int
+    ) -> None:
         self.buffers = buffers
         self.scale = scale
+        rows, num_queries = tensors.rows, tensors.q.shape[2]
+        per_head = rows // tensors.heads
+        self.k_scales: ChainNumbers | None = None
+        self.v_scales: ChainNumbers | None = None
+        self.raw_sinks: ChainNumbers | None = None
+        if tensors.k_scales is not None:
+            self.k_scales = ChainNumbers(tensors.k_scales, rows, per_head, slots)
+        if tensors.v_scales is not None:
+            self.v_scales = ChainNumbers(tensors.v_scales, rows, per_head, slots)
+        if tensors.sinks is not None:
+            self.raw_sinks = ChainNumbers(tensors.sinks, rows, num_queries, slots)
         # [(slot, row), 1]
         self.values: nl.NkiTensor | None = None
         self.sinks: nl.NkiTensor | None = None
         # [128, (slot, row)]: softmax scale times k_scale
         self.keys: nl.NkiTensor | None = None
 
-    def load(
-        self,
-        tensors: DecodeTensors,
-        chains: nl.NkiTensor,  # [1, 2 * slots] int32 SBUF: chain and head group of each slot
-        slots: int,
-    ) -> None:
-        """Load those of the slots' heads."""
-        num_queries = tensors.q.shape[2]
-        per_head = tensors.rows // tensors.heads
+    def fetch(self, chains: nl.NkiTensor) -> None:
+        """Read those of the slots; chains [1, 2 * slots] int32 SBUF: chain and head group."""
+        if self.k_scales is not None:
+            self.k_scales.fetch(chains)
+        if self.v_scales is not None:
+            self.v_scales.fetch(chains)
+        if self.raw_sinks is not None:
+            self.raw_sinks.fetch(chains)
+
+    def load(self) -> None:
+        """What the slots need of those that were fetched, before the next are."""
         inverse: nl.NkiTensor | None = None
-        if tensors.k_scales is not None:
-            column = tensors.of_chains(tensors.k_scales, chains, slots, per_head)
-            nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=self.scale)
+        if self.k_scales is not None:
+            column = nl.ndarray(self.k_scales.column.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_scalar(
+                dst=column, data=self.k_scales.column, op0=nl.multiply, operand0=self.scale
+            )
             spread = self.buffers.spread(column)
             self.keys = nl.ndarray(spread.shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_copy(dst=self.keys, src=spread)
             inverse = nl.ndarray(column.shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.reciprocal(dst=inverse, data=column)
-        if tensors.v_scales is not None:
-            self.values = tensors.of_chains(tensors.v_scales, chains, slots, per_head)
-        if tensors.sinks is not None:
-            self.sinks = tensors.of_chains(tensors.sinks, chains, slots, num_queries)
+        if self.v_scales is not None:
+            self.values = nl.ndarray(self.v_scales.column.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=self.values, src=self.v_scales.column)
+        if self.raw_sinks is not None:
+            self.sinks = nl.ndarray(self.raw_sinks.column.shape, dtype=nl.float32, buffer=nl.sbuf)
             factor: float | nl.NkiTensor = 1.0 / self.scale
             if inverse is not None:
                 factor = inverse
             nisa.tensor_scalar(
-                dst=self.sinks, data=self.sinks, op0=nl.multiply, operand0=factor, op1=nl.maximum,
-                operand1=-LARGEST_SINK,
+                dst=self.sinks, data=self.raw_sinks.column, op0=nl.multiply, operand0=factor,
+                op1=nl.maximum, operand1=-LARGEST_SINK,
             )  # fmt: skip
             nisa.tensor_scalar(
                 dst=self.sinks, data=self.sinks, op0=nl.minimum, operand0=LARGEST_SINK

@@ -28,7 +28,7 @@ from ..reference.paging import cdiv
 from .arrays import array_kind, read_optional
 from .backend import run
 from .decode_plan import plan_decode
-from .decode_shape import decode_shape
+from .decode_shape import MOST_PLAN_BYTES, decode_shape
 from .key_write_plan import key_write_arguments
 from .padded_prefill_nki import padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
@@ -36,6 +36,7 @@ from .paged_prior import TAIL_SEGMENT
 from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
+    FP8_DTYPES,
     Array,
     check_cache_scale,
     check_caches,
@@ -239,9 +240,15 @@ def paged_decode(
     window = check_window(sliding_window)
     shape = decode_shape(
         num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, q_.dtype.itemsize,
-        tables.shape[1] * block_size, window is not None, lnc,
-        k_pre_transposed,
+        tables.shape[1] * block_size, window is not None, lnc, k_pre_transposed,
+        k_rows.dtype in FP8_DTYPES,
     )  # fmt: skip
+    if shape.plan_bytes(num_queries, lnc) > MOST_PLAN_BYTES:
+        raise ValueError(
+            f"block_tables: shape {tables.shape} with T={num_queries} needs a plan of "
+            f"{shape.plan_bytes(num_queries, lnc)} bytes, must be at most {MOST_PLAN_BYTES}: give "
+            "shorter tables or fewer requests"
+        )
     plan = plan_decode(
         shape, tables, lengths, queries, num_queries, window, block_size, num_kv_heads, lnc,
         head_dim if k_pre_transposed else None,

@@ -22,8 +22,10 @@ half of the slots each.
 
 Layouts, N = slots * rows of a group, run r of a slot on partition p, its token j:
     keys, values  [128 p, (head, j, d)]        4 KiB descriptors where a run has them
-    key columns   [features <= 128, 128 p]     of one j, or of 128 / d of them
-    queries       [features, (j, slot, row)]   zero outside the j of the feature when d < 128
+    key columns   [features <= 128, 128 p]     of one j, or of 128 / d of them; fp8 in pairs of
+                                               features, of one j or of 256 / d
+    queries       [features, (j, slot, row)]   zero outside the j of the feature where there are
+                                               several; for fp8 even and odd features apart
     scores        [128 p, (slot, row, j)] PSUM, one or two banks;  weights [128 p, (j, slot, row)]
     sums          [d, (slot, row)] PSUM, row sums beside them
     edge tokens   one per partition, against the rows of all slots
@@ -39,7 +41,9 @@ values 1, small numbers and edge tokens 1.
 Numerics. Exact running maximum of every row, never below FLOOR; scores minus maximum in fp32, exp
 of it, fp32 sums; weights in the dtype of q. Absent runs get MASKED added by PE, edge tokens that a
 row does not see are replaced; only real, mapped rows of the cache are gathered, so staging tiles
-are finite throughout. A chain that two cores share is added up at the end with its own maxima.
+are finite throughout. fp8 keys enter PE as they are, past a transpose of pairs as 16-bit elements,
+which trn2 does bit by bit; k_scale joins the softmax scale in fp32, v_scale the result. A chain
+that two cores share is added up at the end with its own maxima.
 """
 
 from .backend import nisa, nki, nl
@@ -153,13 +157,13 @@ def score(
 ) -> None:
     """Scores and weights of a group, other groups' work beside them."""
     group.turn_queries()
-    banks = group.banks()
+    banks = group.keys.banks()
     for bank in range(banks):
         engine = nisa.engine.vector
         if bank % 2 == 1 and len(starts) == 0:
             engine = nisa.engine.scalar
-        group.turn_bank(bank, engine)
-        if len(group.turned) > SCORE_LAG:
+        group.keys.turn_bank(bank, engine)
+        if len(group.keys.turned) > SCORE_LAG:
             group.score_bank()
         for end in ends:
             while end.done < (bank + 1) * end.steps // banks:
@@ -167,7 +171,7 @@ def score(
         for start in starts:
             while start.done < (bank + 1) * start.steps // banks:
                 start.step()
-    while len(group.turned) > 0:
+    while len(group.keys.turned) > 0:
         group.score_bank()
     for end in ends:
         end.finish()
@@ -205,7 +209,8 @@ def first_trip(
             starts.append(
                 GroupStart(groups[index + 2], zeros, [nisa.engine.scalar, nisa.engine.scalar])
             )
-        groups[index].load_factors()
+        groups[index].fetch_factors()
+        groups[index].factors.load()
         score(groups[index], groups[index - 1].sums, ends, starts)
         ends = [GroupEnd(groups, index, out, False)]
     if more is not None:
@@ -214,6 +219,7 @@ def first_trip(
             for index in range(count):
                 group = groups[index]
                 group.stage.fetch_rows(None, 1)
+                group.fetch_factors()
                 group.stage.fetch_queries()
                 for slot in range(group.slots + 1):
                     group.stage.gather_keys(slot)
@@ -237,13 +243,14 @@ def next_trip(groups: list[DecodeGroup], trip: nisa.VirtualRegister, out: nl.Nki
     """A later trip: each staging tile is gathered anew as soon as it has been read."""
     for group in groups:
         group.begin_trip(trip)
-        group.load_factors()
     ends: list[GroupEnd] = []
     for index in range(len(groups)):
         group = groups[index]
+        group.factors.load()
         group.stage.fetch_rows(trip, 1)
         score(group, groups[index - 1].sums, ends, [])
         ends = [GroupEnd(groups, index, out, True)]
+        group.fetch_factors()
         group.stage.fetch_queries()
         for slot in range(group.slots + 1):
             group.stage.gather_keys(slot)
@@ -304,8 +311,9 @@ def share_chain(
     nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
     group = nl.ndarray((1, 2), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=group, src=shared_chain.ap([[2, 1], [1, 2]], offset=2 * core))
-    factors = ChainFactors(buffers, scale)
-    factors.load(tensors, group, 1)
+    factors = ChainFactors(tensors, buffers, scale, 1)
+    factors.fetch(group)
+    factors.load()
     sums = SlotSums(shape, 1)
     sums.write_constants()
     nisa.memset(dst=sums.begins[:, 1:2], value=0.0)

@@ -57,8 +57,12 @@ TARGETS: tuple[Target, ...] = (
     Target(Decode(1, 32768, block_size=64), 0.75, "hbm"),
     Target(Decode(1, 32768, block_size=128), 0.75, "hbm"),
     Target(Decode(16, 2048, q_heads=32, kv_heads=8), 0.75, "hbm"),
+    Target(Decode(1, 32768, fp8=True), 0.40, "hbm"),
+    Target(Decode(16, 2048, q_heads=32, kv_heads=8, fp8=True), 0.60, "hbm"),
+    Target(Decode(16, 32768, window=4096), 0.72, "hbm"),
     Target(CacheWrite(2048), 1 / 1.3, "hbm"),
 )
 """All rows, largest first within a kind. Decode rows read 32k tokens of cache per KV head in total,
-of blocks of 32 tokens unless they say otherwise; the cache write may take 1.3 times the bound of
-moving its bytes through HBM once in and once out."""
+of blocks of 32 tokens unless they say otherwise; what fp8 and windows must reach is what they did.
+The cache write may take 1.3 times the bound of moving its bytes through HBM once in and once out.
+"""

@@ -11,6 +11,7 @@ from segattn.reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, num_blocks_for
 
 Array = NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 class Workload(Protocol):
@@ -119,13 +120,18 @@ class Decode:
     kv_heads: int = 1
     head_dim: int = 128
     block_size: int = 32
+    fp8: bool = False
+    """The cache holds float8_e4m3fn, with one scale for all keys and one for all values."""
+    window: int | None = None
 
     @property
     def label(self) -> str:
-        """Batch x context, query heads / KV heads x head size, block size."""
+        """Batch x context, query heads / KV heads x head size, block size, fp8, window."""
         heads = f"{self.q_heads}" if self.kv_heads == 1 else f"{self.q_heads}/{self.kv_heads}"
-        blocks = "" if self.block_size == 32 else f", blocks of {self.block_size}"
-        return f"decode {self.batch}x{self.context}, {heads}x{self.head_dim}{blocks}"
+        label = f"decode {self.batch}x{self.context}, {heads}x{self.head_dim}"
+        label += "" if self.block_size == 32 else f", blocks of {self.block_size}"
+        label += ", fp8" if self.fp8 else ""
+        return label if self.window is None else f"{label}, window {self.window}"
 
     @property
     def kernel(self) -> str:
@@ -135,26 +141,42 @@ class Decode:
     @property
     def model_flops(self) -> float:
         """4 head_dim FLOPs per head and visible key."""
-        return 4.0 * self.batch * self.q_heads * self.head_dim * self.context
+        return 4.0 * self.batch * self.q_heads * self.head_dim * self._visible
 
     @property
     def model_bytes(self) -> float:
-        """Keys and values of the contexts, q and out."""
-        rows = 2 * self.batch * (self.context * self.kv_heads + self.q_heads)
-        return float(rows * self.head_dim * BF16.itemsize)
+        """Visible keys and values, q and out."""
+        cache = self._visible * self.kv_heads * self._cache_dtype.itemsize
+        rows = 2 * self.batch * (cache + self.q_heads * BF16.itemsize)
+        return float(rows * self.head_dim)
+
+    @property
+    def _visible(self) -> int:
+        return self.context if self.window is None else min(self.context, self.window)
+
+    @property
+    def _cache_dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = FP8 if self.fp8 else BF16
+        return dtype
 
     def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A cache of just the blocks needed, in random order, plus block 0."""
+        """A cache of just the blocks needed, in random order, plus block 0.
+
+        Tables are as wide as the next power of two of blocks, the usual bucket.
+        """
         per_request = num_blocks_for(self.context, self.block_size)
+        spare = (1 << (per_request - 1).bit_length()) - per_request
         num_blocks = self.batch * per_request
         tables = 1 + rng.permutation(num_blocks).astype(np.int32).reshape(self.batch, -1)
         shape = (num_blocks + 1, self.kv_heads, self.block_size, self.head_dim)
         return {
             "q": _normal(rng, self.batch, self.q_heads, 1, self.head_dim),
-            "k_cache": _normal(rng, *shape),
-            "v_cache": _normal(rng, *shape),
-            "block_tables": np.pad(tables, ((0, 0), (0, 1)), constant_values=UNUSED_BLOCK),
+            "k_cache": _normal(rng, *shape).astype(self._cache_dtype),
+            "v_cache": _normal(rng, *shape).astype(self._cache_dtype),
+            "block_tables": np.pad(tables, ((0, 0), (0, spare)), constant_values=UNUSED_BLOCK),
             "context_lens": np.full(self.batch, self.context, np.int32),
+            "sliding_window": self.window,
+            **({"k_scale": 1.0, "v_scale": 1.0} if self.fp8 else {}),
         }
 
 

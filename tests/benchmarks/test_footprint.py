@@ -5,7 +5,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +113,38 @@ def test_an_outline_is_what_a_run_on_data_uses(
 def test_every_supported_shape_fits_or_is_refused(kernel: str, random: Random) -> None:
     found = footprint(DRAW[kernel](random), public_functions()[kernel])
     assert found.fits, found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "heads", "num_queries", "num_requests", "width", "window", "lnc"),
+    [
+        (ml_dtypes.bfloat16, 64, (32, 8), 1, 64, 8, None, 2),
+        (np.float32, 128, (16, 8), 8, 17, 1, 129, 1),
+    ],
+)
+def test_many_small_groups_of_decode_fit(
+    dtype: npt.DTypeLike,
+    d: int,
+    heads: tuple[int, int],
+    num_queries: int,
+    num_requests: int,
+    width: int,
+    window: int | None,
+    lnc: int,
+) -> None:
+    """Shapes that were too large once."""
+    cache = np.zeros((1, heads[1], 64, d), dtype)
+    found = outline_call(
+        public_functions()["paged_decode"],
+        q=np.zeros((num_requests, heads[0], num_queries, d), dtype),
+        k_cache=cache,
+        v_cache=cache,
+        block_tables=np.full((num_requests, width), -1, np.int32),
+        context_lens=np.zeros(num_requests, np.int32),
+        sliding_window=window,
+        lnc=lnc,
+    )
+    assert found.sbuf_bytes <= 212_992
 
 
 def test_the_command_names_programs_that_are_too_large(

@@ -227,30 +227,3 @@ def test_a_block_that_a_table_names_twice_counts_twice(k_pre_transposed: bool) -
     table, lengths = np.array([[2, 2, 2, 0, 1]], np.int32), np.array([75], np.int32)
     out = paged_decode(q, keys, v_cache, table, lengths, k_pre_transposed=k_pre_transposed)
     assert_close(out, reference.paged_decode(q, k_cache, v_cache, table, lengths))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "d", "heads", "num_queries", "num_requests", "max_blocks", "window", "lnc"),
-    [
-        (ml_dtypes.bfloat16, 64, (32, 8), 1, 64, 8, None, 2),
-        (np.float32, 128, (16, 8), 8, 17, 1, 129, 1),
-    ],
-)
-def test_many_small_groups_fit_the_memory_on_chip(
-    dtype: npt.DTypeLike,
-    d: int,
-    heads: tuple[int, int],
-    num_queries: int,
-    num_requests: int,
-    max_blocks: int,
-    window: int | None,
-    lnc: int,
-) -> None:
-    """The interpreter raises CapacityError beyond 208 KiB per partition; full contexts."""
-    num_q_heads, num_kv_heads = heads
-    q = np.zeros((num_requests, num_q_heads, num_queries, d), dtype)
-    cache = np.ones((max_blocks, num_kv_heads, 64, d), dtype)
-    tables = np.tile(np.arange(max_blocks, dtype=np.int32), (num_requests, 1))
-    lengths = np.full(num_requests, 64 * max_blocks, np.int32)
-    out = paged_decode(q, cache, cache, tables, lengths, sliding_window=window, lnc=lnc)
-    assert (abs(out.astype(np.float32) - 1) < 1e-2).all()
