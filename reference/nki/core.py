@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from .accumulator import Accumulator
 from .dtypes import Array
 from .errors import NkiValidationError, assigned_name, kernel_line
 from .memory import Arena, BankAllocator, check_capacity
@@ -29,10 +30,8 @@ class Core:
         self.arenas: dict[MemoryRegion, Arena] = {}
         self.banks = BankAllocator()
         self.uses: dict[MemoryRegion, list[Use]] = {SBUF: [], PSUM: []}
-        self.scalar_sum: Array | None = None
-        """Accumulator register of the Scalar Engine, [128] float32; None = not set."""
-        self.vector_sum: Array | None = None
-        """Accumulator register of the Vector Engine, [128] float32; None = not set."""
+        self.scalar_sum = Accumulator()
+        self.vector_sum = Accumulator()
         self.constants: dict[object, NkiTensor] = {}
         """Tiles that one launch shares, e.g. identity matrices."""
         self.switch: Callable[[], None] | None = None

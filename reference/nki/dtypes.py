@@ -120,11 +120,6 @@ def cast(x: Array, dtype: str) -> Array:
     return x.astype(target)
 
 
-def cast_through_fp32(x: Array, dtype: str) -> Array:
-    """The two-step cast of copies between different dtypes: source -> fp32 -> `dtype`."""
-    return cast(x if x.dtype == np.float32 else x.astype(np.float32), dtype)
-
-
 def sentinel(dtype: str) -> object:
     """What an uninitialised element reads as: NaN for floats, 4 for integers (simulator guide)."""
     return np.nan if dtype in FLOATS else 4

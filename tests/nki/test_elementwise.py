@@ -176,14 +176,15 @@ def test_int32_tensor_tensor_is_exact_on_gpsimd_and_lossy_on_the_vector_engine()
 
 
 def test_an_int32_result_beyond_24_bits_is_lossy_in_tensor_scalar() -> None:
-    x = np.array([[2**20]], np.int32)
-    for factor, exact in ((16.0, True), (17.0, False)):
-        if exact:
-            got = run(lambda dst, a, f=factor: nisa.tensor_scalar(dst, a, nl.multiply, f), x)
-            assert got[0, 0] == 2**24
-        else:
-            with pytest.raises(NkiValidationError, match=r"reaches 17825792, beyond the 2\*\*24"):
-                run(lambda dst, a, f=factor: nisa.tensor_scalar(dst, a, nl.multiply, f), x)
+    x = np.array([[2**20 + 1]], np.int32)
+
+    def times(factor: float) -> Any:
+        return run(lambda dst, a: nisa.tensor_scalar(dst, a, nl.multiply, factor), x)
+
+    for factor in (15.0, 64.0):
+        assert times(factor)[0, 0] == (2**20 + 1) * factor
+    with pytest.raises(NkiValidationError, match=r"result is 17825809, beyond the 2\*\*24"):
+        times(17.0)
 
 
 def test_reciprocal_and_copy_change_dtype_through_fp32() -> None:

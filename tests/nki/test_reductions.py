@@ -150,3 +150,42 @@ def test_arguments_that_tensor_scalar_reduce_lacks_are_named(options: Any, text:
     given = {"op0": nl.add, "operand0": 0.0, "reduce_op": nl.add, **options}
     with pytest.raises(NkiValidationError, match=text):
         run(lambda dst, a: nisa.tensor_scalar_reduce(dst, a, **given), floats(4, 4))
+
+
+def _vector_chain(first: slice, second: slice) -> Any:
+    def body(dst: Any, a: Any) -> None:
+        nisa.tensor_copy(dst, a)
+        nisa.tensor_scalar_reduce(dst[first], a[first], nl.add, 0.0, nl.add)
+        sums = nl.ndarray((second.stop - second.start, 1), dtype=nl.float32)
+        nisa.tensor_scalar_reduce(
+            dst[second], a[second], nl.add, 0.0, nl.add, sums, reduce_cmd=command.reduce
+        )
+
+    return body
+
+
+def _scalar_chain(first: slice, second: slice) -> Any:
+    def body(dst: Any, a: Any) -> None:
+        nisa.tensor_copy(dst, a)
+        nisa.activation(
+            dst[first], nl.copy, a[first], reduce_op=nl.add, reduce_cmd=command.reset_reduce
+        )
+        sums = nl.ndarray((second.stop - second.start, 1), dtype=nl.float32)
+        nisa.activation(
+            dst[second], nl.copy, a[second], reduce_op=nl.add, reduce_res=sums,
+            reduce_cmd=command.reduce,
+        )  # fmt: skip
+
+    return body
+
+
+@pytest.mark.parametrize("chain", [_vector_chain, _scalar_chain])
+def test_a_chain_goes_on_in_the_partitions_that_began_it(chain: Any) -> None:
+    x = floats(128, 8)
+    whole, low, high = slice(0, 128), slice(0, 64), slice(64, 128)
+    for first, second in ((whole, whole), (whole, high), (high, high)):
+        np.testing.assert_array_equal(run(chain(first, second), x), x)
+    for first, second, partition in ((low, whole, 64), (high, low, 0), (slice(0, 32), low, 32)):
+        text = rf"register of partition {partition} .*same partitions.*stale_accumulator"
+        with pytest.raises(NkiValidationError, match=text):
+            run(chain(first, second), x)

@@ -7,7 +7,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError, NkiWarning, OutOfBoundsError
-from tests.nki.running import floats
+from segattn.tests.nki.running import floats
 
 # the tests pass wrong types on purpose
 nl: Any = nki.language

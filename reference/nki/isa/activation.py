@@ -8,18 +8,18 @@ import numpy as np
 
 from ..activations import Activation, activation_of
 from ..core import current
-from ..dtypes import NUMPY, Array
+from ..dtypes import INTEGERS, NUMPY, Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
-from ..regions import NUM_PARTITIONS
 from ..strict import level, violation
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, reduce_cmd
+from .exactness import check_exact_result, check_exact_sums
 from .execute import finish, fp32, operand_value, put, target
 from .gaps import computed_gaps, is_known, row_gaps
 from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
-from .reduce import check_command, read_sum
+from .reduce import check_command
 
 _F32: Final = frozenset({"float32"})
 _BIAS: Final = frozenset(NUMPY) - {"tfloat32"}
@@ -132,9 +132,18 @@ def _activation(
     out = function.apply(scaled, out=out)
     writes: tuple[NkiTensor, ...] = (dst,)
     sums = None
+    integers = data.v.layout.dtype in INTEGERS and function.name in _KEEP_INTEGERS
     if not idle:
+        if integers:
+            flat = out.reshape(layout.partitions, -1)
+            check_exact_sums(flat, data.dtype, "float32", "add", me)
         sums = _accumulate(me, out, layout.start, layout.partitions, command)
     if not plain:
+        if integers:
+            term64 = None if term is None else np.float64(term)
+            check_exact_result(
+                out, layout.dtype, me, lambda: _in_fp64(function, x, np.float64(factor), term64)
+            )
         put(dst, out, me)
     if reduce_res is not None:
         assert sums is not None
@@ -144,25 +153,28 @@ def _activation(
 
 
 _IDLE: Final = reduce_cmd.idle
+_KEEP_INTEGERS: Final = frozenset({"copy", "square", "relu", "abs"})
+
+
+def _in_fp64(function: Activation, x: Array, factor: Any, term: Any) -> Array:
+    """What integers give without rounding to fp32 between the steps."""
+    scaled = x.astype(np.float64) * factor
+    return np.asarray(function.apply(scaled if term is None else scaled + term), np.float64)
 
 
 def _accumulate(me: str, out: Array, start: int, partitions: int, command: reduce_cmd) -> Array:
     """Run the reduce command and return the registers of these partitions."""
-    core = current()
+    registers = current().scalar_sum
     rows = slice(start, start + partitions)
-    if core.scalar_sum is None:
-        core.scalar_sum = np.full(NUM_PARTITIONS, np.nan, np.float32)
-    registers = core.scalar_sum
-    if command is reduce_cmd.reset:
-        registers[rows] = 0
-    elif command is reduce_cmd.reset_reduce:
-        registers[rows] = np.add.reduce(out.reshape(partitions, -1), axis=1)
-    elif command is reduce_cmd.reduce:
-        before = read_sum(registers, rows, me)
-        registers[rows] = before + np.add.reduce(out.reshape(partitions, -1), axis=1)
-    else:
-        return read_sum(registers, rows, me).copy()
-    return registers[rows]
+    if command is reduce_cmd.idle:
+        return registers.read(rows, me)
+    sums = np.zeros(partitions, np.float32)
+    if command is not reduce_cmd.reset:
+        sums = np.add.reduce(out.reshape(partitions, -1), axis=1)
+    if command is reduce_cmd.reduce:
+        sums = registers.read(rows, me) + sums
+    registers.store(rows, sums)
+    return sums
 
 
 def _check_range(me: str, function: Activation, x: Array) -> None:

@@ -13,7 +13,7 @@ from ..regions import ON_CHIP, PSUM
 from ..tensor import NkiTensor
 from .elementwise import choose_engine, signature
 from .enums import NkiInstruction, engine
-from .execute import finish, fp32, put, put_where, raw, target
+from .execute import finish, fp32, operand_value, put, put_where, raw, target
 from .gaps import computed_gaps, moved_gaps
 from .legacy import hides_dtype, ignore_dtype
 from .operands import (
@@ -95,7 +95,7 @@ def memset(
             )
         view.array.fill(int(value))
     else:
-        view.array[...] = cast(np.asarray(value, np.float32), dtype)
+        view.array[...] = cast(np.asarray(operand_value(value, 2, me, "value")), dtype)
     return finish(chosen, "memset", (dst,), ())
 
 
@@ -140,7 +140,7 @@ def tensor_copy_predicated(
         values = raw(src, me, "src", where).reshape(shape)
         reads = (src, predicate)
     else:
-        values = cast(np.asarray(src, np.float32), dst.dtype)
+        values = cast(np.asarray(operand_value(src, 2, me, "src")), dst.dtype)
     put_where(dst, np.broadcast_to(values, shape), where, me)
     return finish("vector", "tensor_copy_predicated", (dst,), reads)
 

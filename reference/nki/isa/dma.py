@@ -9,12 +9,12 @@ import numpy as np
 from .. import trace
 from ..access_pattern import out_of_bounds, resolve
 from ..core import current
-from ..dtypes import Array, cast_through_fp32
+from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..regions import HBM, PSUM, SBUF, SHARED_HBM
 from ..storage import View
 from ..tensor import NkiTensor
-from .dma_rows import gather_rows, scatter, store_rows
+from .dma_rows import gather_rows, scatter, store_rows, through_fp32
 from .elementwise import signature
 from .enums import NkiInstruction, as_dge_mode, dge_mode, engine, oob_mode
 from .execute import account, handed_over, index_accesses, target
@@ -153,7 +153,7 @@ def load(me: str, t: NkiTensor, view: View | None = None) -> Array:
 def store(me: str, dst: NkiTensor, values: Array) -> None:
     view = target(dst, me)
     if values.dtype != view.array.dtype or dst.dtype == "tfloat32":
-        values = cast_through_fp32(values, dst.dtype)
+        values = through_fp32(me, values, dst.dtype)
     shape = view.layout.shape
     np.copyto(view.array, values if values.shape == shape else values.reshape(shape))
 
@@ -197,7 +197,7 @@ def _store_at(me: str, dst: NkiTensor, view: View, values: Array) -> None:
         storage.watch.before_write(storage, view, me)
     storage.note_write(view)
     storage.version += 1
-    values = cast_through_fp32(values, dst.dtype) if values.dtype != view.array.dtype else values
+    values = through_fp32(me, values, dst.dtype) if values.dtype != view.array.dtype else values
     np.copyto(view.array, values.reshape(view.layout.shape))
 
 

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import Array
+from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
 from ..tensor import NkiTensor
 from .dma import check_dma_operand, check_dma_options, load, record_dma, store
 from .dma_rows import gather_rows, scatter, store_rows
 from .enums import NkiInstruction, dge_mode, oob_mode
+from .exactness import check_exact, check_exact_result
 from .operands import check_destination
 
 MAX_SOURCES: Final = 16
@@ -33,16 +34,22 @@ def dma_compute(
     me = "nisa.dma_compute"
     indirect = _check(me, dst, srcs, reduce_op, scales, unique_indices, oob_mode)
     if not indirect:
+        terms = [_wide(me, load(me, src)).reshape(-1) for src in srcs]
         total = np.zeros(dst.size, np.float32)
-        for src in srcs:
-            total += load(me, src).reshape(-1)
+        for term in terms:
+            total += term
+        if {src.dtype for src in srcs} <= INTEGERS:
+            check_exact_result(total, dst.dtype, me, lambda: np.sum(terms, axis=0, dtype=float))
         store(me, dst, total.reshape(dst.shape))
         return record_dma("dma_compute", (dst,), tuple(srcs), dge_mode.none)
     skip = oob_mode is _SKIP
     rows = next(s for s in srcs if s.is_indirect())
     other = next(s for s in srcs if s is not rows)
     gathered, valid = gather_rows(me, rows, skip)
-    total = _wide(gathered) + _wide(load(me, other)).reshape(gathered.shape)
+    pair: list[Array] = [_wide(me, gathered), _wide(me, load(me, other)).reshape(gathered.shape)]
+    total = pair[0] + pair[1]
+    if {rows.dtype, other.dtype} <= INTEGERS:
+        check_exact_result(total, dst.dtype, me, lambda: np.sum(pair, axis=0, dtype=float))
     if dst.is_indirect():
         scatter(me, dst, total, skip)
     else:
@@ -52,8 +59,11 @@ def dma_compute(
     )
 
 
-def _wide(values: Array) -> Array:
-    return values.astype(np.float32)
+def _wide(me: str, values: Array) -> Array:
+    shadow = values.astype(np.float32)
+    if values.dtype.name in WIDE_INTEGERS:
+        check_exact(values, shadow, me, "srcs")
+    return shadow
 
 
 def _check(

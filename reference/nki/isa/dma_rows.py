@@ -5,11 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from ..access_pattern import row_indices
-from ..dtypes import Array, cast_through_fp32
+from ..dtypes import WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, OutOfBoundsError, at_kernel_line
 from ..storage import View
 from ..strict import violation
 from ..tensor import NkiTensor
+from .exactness import check_exact
+
+
+def through_fp32(me: str, values: Array, dtype: str) -> Array:
+    """The two-step cast of a DMA between different dtypes: source -> fp32 -> `dtype`."""
+    if values.dtype == np.float32:
+        return cast(values, dtype)
+    shadow = values.astype(np.float32)
+    if values.dtype.name in WIDE_INTEGERS:
+        check_exact(values, shadow, me, "src")
+    return cast(shadow, dtype)
 
 
 def indexed_rows(t: NkiTensor, operand: str, me: str, skip: bool) -> tuple[Array, Array]:
@@ -73,7 +84,7 @@ def store_rows(me: str, dst: NkiTensor, values: Array, valid: Array) -> None:
         )
     values = values.reshape((len(valid), *layout.shape[1:]))
     if values.dtype != layout.np_dtype:
-        values = cast_through_fp32(values, layout.dtype)
+        values = through_fp32(me, values, layout.dtype)
     storage = dst.storage
     if storage.watch is not None:
         storage.watch.before_write(storage, dst.v, me, np.flatnonzero(valid))
@@ -99,7 +110,7 @@ def scatter(me: str, dst: NkiTensor, values: Array, skip: bool) -> int:
     layout = dst.v.layout
     values = values.reshape(layout.shape)
     if values.dtype != layout.np_dtype:
-        values = cast_through_fp32(values, layout.dtype)
+        values = through_fp32(me, values, layout.dtype)
     chosen = indices[valid]
     if len(np.unique(chosen)) != len(chosen):
         rows, counts = np.unique(chosen, return_counts=True)

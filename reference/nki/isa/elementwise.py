@@ -12,6 +12,7 @@ from ..ops import Op
 from ..records import Engine
 from ..tensor import NkiTensor
 from .enums import engine
+from .exactness import EXACT, check_exact_immediate
 from .operands import check_vector, is_tensor
 
 _F32_ONLY: Final = frozenset({"float32"})
@@ -59,6 +60,12 @@ class Elementwise:
         self.rounded = False
         """32-bit integers through fp32."""
         self.name = op0.name if op1 is None else f"{op0.name},{op1.name}"
+
+    def constant(self, value: Any, instruction: str, operand: str) -> np.float32:
+        """An immediate as the engine takes it."""
+        if type(value) is int and not -EXACT <= value <= EXACT:
+            check_exact_immediate(value, instruction, operand)
+        return np.float32(value)
 
 
 def choose_engine(

@@ -13,9 +13,9 @@ from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, kernel_line
 from ..records import Access, Engine
 from ..storage import View
-from ..strict import level, violation
 from ..tensor import NkiTensor
 from .enums import NkiInstruction
+from .exactness import EXACT, check_exact, check_exact_immediate
 
 _F32: Final = np.dtype(np.float32)
 
@@ -71,32 +71,6 @@ def fp32(t: NkiTensor, instruction: str, operand: str, used: Array | None = None
     return shadow
 
 
-def check_exact(array: Array, shadow: Array, instruction: str, operand: str) -> None:
-    """Rule "inexact_integer": 32-bit integers that float32's 24 bits cannot hold."""
-    if level("inexact_integer") == "off":
-        return
-    lossy = shadow.astype(np.int64) != array
-    if lossy.any():
-        value = int(array[lossy].reshape(-1)[0])
-        violation(
-            "inexact_integer",
-            f"{instruction}: operand {operand} holds {value}, which fp32 arithmetic cannot "
-            "represent (24 bits); use tensor_tensor on int32/uint32 tiles in SBUF (exact on "
-            "GpSimd), bitwise operators, or smaller values",
-        )
-
-
-def check_exact_result(values: Array, dtype: str, instruction: str) -> None:
-    """Rule "inexact_integer" for fp32 results that go to a 32-bit integer destination."""
-    if dtype in WIDE_INTEGERS and values.size and np.abs(values).max() > 2**24:
-        violation(
-            "inexact_integer",
-            f"{instruction}: an integer result reaches {np.abs(values).max():.0f}, beyond the "
-            "2**24 that fp32 arithmetic represents exactly; use tensor_tensor on int32/uint32 "
-            "tiles in SBUF (exact on GpSimd) or smaller values",
-        )
-
-
 def operand_value(x: object, ndim: int, instruction: str, operand: str) -> Array | np.float32:
     """A scalar or [P, 1] operand in float32, ready to broadcast against `ndim` dimensions."""
     if isinstance(x, NkiTensor):
@@ -104,6 +78,8 @@ def operand_value(x: object, ndim: int, instruction: str, operand: str) -> Array
         if column.ndim != ndim:
             column = column.reshape((column.shape[0],) + (1,) * (ndim - 1))
         return column
+    if isinstance(x, (int, np.integer)) and not -EXACT <= x <= EXACT:
+        check_exact_immediate(int(x), instruction, operand)
     return np.float32(x)  # type: ignore[arg-type]  # validated: a number
 
 

@@ -11,6 +11,7 @@ from ..errors import NkiValidationError
 from ..ops import NAMES
 from ..tensor import NkiTensor
 from .enums import NkiInstruction
+from .exactness import check_exact_sums
 from .execute import finish, fp32, put, raw
 from .gaps import nothing_to_move
 from .gathers import PARTITIONS_PER_CORE
@@ -41,6 +42,8 @@ def tensor_partition_reduce(
     if bitwise and not {out.dtype, source.dtype} <= INTEGERS:
         raise NkiValidationError(f"{me}: op nl.{NAMES[op]} takes integer dtypes")
     x = raw(data, me, "data") if bitwise else fp32(data, me, "data")
+    if not bitwise:
+        check_exact_sums(x.reshape(source.partitions, -1).T, source.dtype, out.dtype, NAMES[op], me)
     put(dst, np.asarray(reduce(x, axis=0)).reshape(out.shape), me)
     return finish("gpsimd", "tensor_partition_reduce", (dst,), (data,), NAMES[op])
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..core import Core, current
+from ..core import current
 from ..dtypes import INTEGERS, Array
 from ..errors import NkiValidationError
-from ..ops import op_of, reduction_of
-from ..regions import NUM_PARTITIONS
-from ..strict import violation
+from ..ops import Op, op_of, reduction_of
 from ..tensor import NkiTensor
 from .elementwise import check_operand, signature
 from .enums import NkiInstruction, reduce_cmd
+from .exactness import check_exact_result, check_exact_sums
 from .execute import finish, fp32, operand_value, put, raw
 from .gaps import is_known, row_gaps
 from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
@@ -45,6 +44,9 @@ def tensor_reduce(
     found, reduced_axes, bitvec = plan
     x = raw(data, me, "data") if bitvec else fp32(data, me, "data")
     values = found.reduce(x, axis=reduced_axes)
+    if data.v.layout.dtype in INTEGERS:
+        rows = x.reshape(x.shape[: reduced_axes[0]] + (-1,))
+        check_exact_sums(rows, data.dtype, dst.dtype, found.name, me)
     if negate:
         values = np.negative(values)
     put(dst, values.reshape(dst.v.layout.shape), me)
@@ -84,26 +86,6 @@ def _plan_reduce(
     return found, positive, bitvec
 
 
-def read_sum(core_sum: Array | None, rows: slice, instruction: str) -> Array:
-    """The accumulator registers of these partitions; rule "stale_accumulator" when not set."""
-    if core_sum is None or np.isnan(core_sum[rows]).all():
-        violation(
-            "stale_accumulator",
-            f"{instruction}: reduces onto accumulator registers that no earlier instruction of "
-            "this engine set; start the chain with reduce_cmd.reset_reduce (or reset)",
-        )
-    if core_sum is None:
-        return np.full(rows.stop - rows.start, np.nan, np.float32)
-    return core_sum[rows]
-
-
-def store_vector_sum(core: Core, rows: slice, values: Array) -> None:
-    """Set the Vector Engine's accumulator registers of these partitions."""
-    if core.vector_sum is None:
-        core.vector_sum = np.full(NUM_PARTITIONS, np.nan, np.float32)
-    core.vector_sum[rows] = values
-
-
 def accumulate_vector(
     me: str,
     rows: slice,
@@ -113,19 +95,19 @@ def accumulate_vector(
     init: Any,
 ) -> Array:
     """Run a reduce command of the Vector Engine: combine `values` [P] with its registers."""
-    core = current()
+    registers = current().vector_sum
     if command is reduce_cmd.idle:
         # documented: an idle instruction may still change the registers
-        store_vector_sum(core, rows, np.full(values.shape, np.nan, np.float32))
+        registers.forget(rows)
         return values
     if command is reduce_cmd.reset:
-        store_vector_sum(core, rows, np.full(values.shape, op.identity, np.float32))
+        registers.store(rows, op.identity)
         return values
     if command is reduce_cmd.reduce:
-        values = op.apply(read_sum(core.vector_sum, rows, me), values)
+        values = op.apply(registers.read(rows, me), values)
     elif command is reduce_cmd.load_reduce:
         values = op.apply(init, values)
-    store_vector_sum(core, rows, values)
+    registers.store(rows, values)
     return values
 
 
@@ -188,7 +170,11 @@ def tensor_scalar_reduce(
     if reduce_init is not None:
         init = operand_value(reduce_init, 2, me, "reduce_init")
         init = init.reshape(-1) if init.ndim else init
-    sums = reduction.reduce(values.reshape(layout.partitions, -1), axis=1)
+    flat = values.reshape(layout.partitions, -1)
+    sums = reduction.reduce(flat, axis=1)
+    if data.v.layout.dtype in INTEGERS:
+        check_exact_result(values, dst.dtype, me, lambda: _in_fp64(first, x, a))
+        check_exact_sums(flat, data.dtype, "float32", reduction.name, me)
     rows = slice(layout.start, layout.start + layout.partitions)
     sums = accumulate_vector(me, rows, sums, reduction, reduce_cmd, init)
     put(dst, values, me)
@@ -198,6 +184,11 @@ def tensor_scalar_reduce(
         writes = (dst, reduce_res)
     reads = (data, *(t for t in (operand0, reduce_init) if is_tensor(t)))
     return finish("vector", "tensor_scalar_reduce", writes, reads, f"{first.name},{reduction.name}")
+
+
+def _in_fp64(op: Op, x: Array, a: Any) -> Array:
+    """What an operator gives without rounding to fp32."""
+    return np.asarray(op.apply(x.astype(np.float64), None if a is None else np.float64(a)))
 
 
 def _plan_scalar_reduce(

@@ -7,15 +7,16 @@ from typing import Any, Final
 import numpy as np
 
 from ..core import current
-from ..dtypes import NUMPY, Array
+from ..dtypes import INTEGERS, NUMPY, Array
 from ..errors import NkiValidationError
 from ..ops import Op, op_of
 from ..tensor import NkiTensor
 from .elementwise import check_operand
 from .enums import NkiInstruction, reduce_cmd
+from .exactness import check_exact_result
 from .execute import finish, fp32, operand_value, put
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile, is_tensor
-from .reduce import accumulate_vector, check_command, read_sum
+from .reduce import accumulate_vector, check_command
 
 _CUMULATIVE: Final = ("add", "subtract", "multiply", "maximum", "minimum")
 _CUMULATIVE_DTYPES: Final = frozenset(NUMPY) - {"int32", "uint32", "tfloat32", "bool_"}
@@ -56,15 +57,38 @@ def tensor_tensor_scan(
     check_operand(me, "initial", inner, initial, out.partitions, any_dtype=True)
     a = fp32(data0, me, "data0").reshape(out.partitions, -1)
     b = fp32(data1, me, "data1").reshape(out.partitions, -1)
-    state = _column(initial, out.partitions, me, "initial")
-    result = np.empty((out.free, out.partitions), np.float32)
-    for i in range(out.free):
-        state = inner.apply(state, a[:, i]) if reverse0 else inner.apply(a[:, i], state)
-        state = outer.apply(b[:, i], state) if reverse1 else outer.apply(state, b[:, i])
-        result[i] = state
+    start = _column(initial, out.partitions, me, "initial")
+    result = _scan(inner, outer, a, b, start, reverse0, reverse1, np.float32)
+    if {first.dtype, second.dtype} <= INTEGERS:
+        check_exact_result(
+            result,
+            out.dtype,
+            me,
+            lambda: _scan(inner, outer, a, b, start, reverse0, reverse1, np.float64),
+        )
     put(dst, result.T.reshape(out.shape), me)
     reads = (data0, data1, *((initial,) if is_tensor(initial) else ()))
     return finish("vector", "tensor_tensor_scan", (dst,), reads, f"{inner.name},{outer.name}")
+
+
+def _scan(
+    inner: Op,
+    outer: Op,
+    a: Array,
+    b: Array,
+    start: Array,
+    reverse0: bool,
+    reverse1: bool,
+    dtype: Any,
+) -> Array:
+    """The states [F, P] of a scan over [P, F] data, in float32 or float64."""
+    result = np.empty((a.shape[1], a.shape[0]), dtype)
+    a, b, state = a.astype(dtype, copy=False), b.astype(dtype, copy=False), start.astype(dtype)
+    for i in range(len(result)):
+        state = inner.apply(state, a[:, i]) if reverse0 else inner.apply(a[:, i], state)
+        state = outer.apply(b[:, i], state) if reverse1 else outer.apply(state, b[:, i])
+        result[i] = state
+    return result
 
 
 def _column(value: Any, partitions: int, me: str, operand: str) -> Array:
@@ -107,7 +131,7 @@ def tensor_scalar_cumulative(
     if reduce_cmd is _LOAD_REDUCE:
         state = _column(imm1, out.partitions, me, "imm1")
     elif reduce_cmd is _REDUCE:
-        state = read_sum(current().vector_sum, rows, me).copy()
+        state = current().vector_sum.read(rows, me)
     result = np.empty((out.free, out.partitions), np.float32)
     for i in range(out.free):
         state = result[i] = running.apply(x[:, i], state)

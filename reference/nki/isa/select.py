@@ -17,7 +17,8 @@ from ..registers import VirtualRegister, integer
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction
-from .execute import finish, fp32, put, raw
+from .exactness import check_exact
+from .execute import finish, fp32, operand_value, put, raw
 from .operands import SBUF_ONLY, check_destination, check_same_size, check_tile
 
 COMPARE: Final = {
@@ -73,6 +74,8 @@ def iota(
     values = _affine(pairs, out.partitions, int(channel_multiplier)) + np.int32(
         integer(f"{me}: offset", offset)
     )
+    if out.dtype == "float32":
+        check_exact(values, values.astype(np.float32), me, "pattern")
     put(dst, values.reshape(out.shape), me)
     return finish("gpsimd", "iota", (dst,), ())
 
@@ -109,7 +112,7 @@ def affine_select(
     layout = dst.v.layout
     values = _affine(pairs, layout.partitions, int(channel_multiplier))
     keep = compare(values, -integer(f"{me}: offset", offset)).reshape(layout.shape)
-    other: Any = np.asarray(on_false_value, np.float32)
+    other: Any = np.asarray(operand_value(on_false_value, 2, me, "on_false_value"))
     if on_true_tile.v.layout.dtype == layout.dtype:
         x = raw(on_true_tile, me, "on_true_tile", keep).reshape(layout.shape)
         other = cast(other, layout.dtype)

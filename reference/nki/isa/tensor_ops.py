@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import WIDE_INTEGERS
+from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import op_of
 from ..records import Engine
@@ -20,7 +20,8 @@ from .elementwise import (
     signature,
 )
 from .enums import NkiInstruction, engine
-from .execute import check_exact_result, finish, fp32, operand_value, put, raw, target
+from .exactness import check_exact_result
+from .execute import finish, fp32, operand_value, put, raw, target
 from .gaps import computed_gaps, is_known
 from .legacy import hides_dtype, ignore_dtype
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
@@ -60,7 +61,12 @@ def tensor_tensor(
     else:
         values = plan.op0(x, y)
         if plan.rounded:
-            check_exact_result(values, dst.dtype, me)
+            check_exact_result(
+                values,
+                dst.dtype,
+                me,
+                lambda: np.asarray(plan.op0(x.astype(np.float64), y.astype(np.float64))),
+            )
         put(dst, values, me)
     return finish(plan.engine, "tensor_tensor", (dst,), (data1, data2), plan.name)
 
@@ -94,7 +100,12 @@ def _plan_tensor_tensor(
         )
     plan = Elementwise(dst, data1, found, None, chosen)
     plan.exact = wide and chosen == "gpsimd" and found.kind == "arithmetic"
-    plan.rounded = wide and chosen == "vector" and found.kind == "arithmetic"
+    plan.rounded = (
+        out.dtype in WIDE_INTEGERS
+        and {first.dtype, second.dtype} <= INTEGERS
+        and not plan.exact
+        and found.kind == "arithmetic"
+    )
     plan.direct = plan.direct and not plan.exact
     return plan
 
@@ -145,13 +156,24 @@ def scalar_tensor_tensor(
         plan.op0(a, x, out=out)
     else:
         plan.op0(x, a, out=out)
+    if plan.rounded:
+        inner = out.copy()
+        check_exact_result(inner, dst.dtype, me, lambda: _in_fp64(plan.op0, x, a, reverse0))
     if reverse1:
         plan.op1(y, out, out=out)
     else:
         plan.op1(out, y, out=out)
     if not direct:
+        if plan.rounded:
+            check_exact_result(out, dst.dtype, me, lambda: _in_fp64(plan.op1, inner, y, reverse1))
         put(dst, out, me)
     return finish("vector", "scalar_tensor_tensor", (dst,), reads, plan.name)
+
+
+def _in_fp64(op: Any, x: Any, y: Any, reverse: bool) -> Array:
+    """What an operator gives without rounding to fp32."""
+    wide_x, wide_y = (None if v is None else np.asarray(v, np.float64) for v in (x, y))
+    return np.asarray(op(wide_y, wide_x) if reverse else op(wide_x, wide_y))
 
 
 def _plan_scalar_tensor(
@@ -170,7 +192,9 @@ def _plan_scalar_tensor(
     if second.unary:
         raise NkiValidationError(f"{me}: op1 nl.{second.name} is unary; it needs two operands")
     check_operand(me, "operand0", first, operand0, source.partitions, any_dtype=True)
-    return Elementwise(dst, data, first, second, "vector")
+    plan = Elementwise(dst, data, first, second, "vector")
+    plan.rounded = out.dtype in WIDE_INTEGERS and {source.dtype, other.dtype} <= INTEGERS
+    return plan
 
 
 def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:

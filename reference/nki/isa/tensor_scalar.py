@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import WIDE_INTEGERS, Array
+from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import op_of
 from ..regions import PSUM
@@ -19,7 +19,8 @@ from .elementwise import (
     signature,
 )
 from .enums import NkiInstruction, engine
-from .execute import check_exact_result, finish, fp32, operand_value, put, raw, target
+from .exactness import check_exact_result
+from .execute import finish, fp32, operand_value, put, raw, target
 from .gaps import computed_gaps
 from .operands import check_destination, check_same_size, check_tile, is_tensor
 
@@ -76,7 +77,7 @@ def tensor_scalar(
         a = operand_value(operand0, plan.ndim, me, "operand0")
         reads = (data, operand0)
     elif operand0 is not None:
-        a = np.float32(operand0)
+        a = plan.constant(operand0, me, "operand0")
     b: Any = operand1
     if column1:
         b = operand_value(operand1, plan.ndim, me, "operand1")
@@ -84,7 +85,7 @@ def tensor_scalar(
         if operand1.storage.buffer is dst.storage.buffer:
             b = b.copy()
     elif operand1 is not None:
-        b = np.float32(operand1)
+        b = plan.constant(operand1, me, "operand1")
     if plan.direct:
         out = target(dst, me).array
     else:
@@ -100,7 +101,7 @@ def tensor_scalar(
             plan.op1(out, b, out=out)
     if not plan.direct:
         if plan.exact:
-            check_exact_result(out, dst.dtype, me)
+            _check_exact(plan, out, dst.dtype, me, (x, a, b), (reverse0, reverse1))
         put(dst, out, me)
     return finish(plan.engine, "tensor_scalar", (dst,), reads, plan.name)
 
@@ -144,8 +145,35 @@ def _plan_tensor_scalar(
     if chosen == "gpsimd" and in_psum:
         raise NkiValidationError(f"{me}: GpSimd cannot access PSUM; copy the tile to SBUF first")
     plan = Elementwise(dst, data, first, second, chosen)
-    plan.exact = source.dtype in WIDE_INTEGERS and out.dtype in WIDE_INTEGERS
+    plan.exact = source.dtype in INTEGERS and out.dtype in WIDE_INTEGERS
     return plan
+
+
+def _check_exact(
+    plan: Elementwise,
+    out: Array,
+    dtype: str,
+    me: str,
+    operands: tuple[Array, Any, Any],
+    reverse: tuple[bool, bool],
+) -> None:
+    """Compare the result, and what op0 alone gives, with the same in fp64."""
+    x, a, b = (None if v is None else np.asarray(v, np.float64) for v in operands)
+
+    def first() -> Array:
+        return np.asarray(plan.op0(a, x) if reverse[0] else plan.op0(x, a))
+
+    def second() -> Array:
+        assert plan.op1 is not None
+        inner = first()
+        return np.asarray(plan.op1(b, inner) if reverse[1] else plan.op1(inner, b))
+
+    if plan.op1 is None:
+        check_exact_result(out, dtype, me, first)
+        return
+    check_exact_result(out, dtype, me, second)
+    inner = first()
+    check_exact_result(inner.astype(np.float32), dtype, me, lambda: inner)
 
 
 def _bitvec_scalar(
