@@ -16,6 +16,7 @@ from .storage import Storage, Use
 
 if TYPE_CHECKING:
     from .tensor import NkiTensor
+    from .trips import Trips
 
 
 class Core:
@@ -37,6 +38,8 @@ class Core:
         self.switch: Callable[[], None] | None = None
         """Hands over to the other core after an instruction."""
         self.in_no_reorder = False
+        self.trips: Trips | None = None
+        """The innermost dynamic loop that runs."""
         self.random = np.random.default_rng(0)
         self.random_state: Array | None = None
 

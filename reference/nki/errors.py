@@ -7,7 +7,7 @@ import re
 import sys
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 _HERE = str(Path(__file__).parent)
 
@@ -58,6 +58,20 @@ def kernel_line() -> tuple[str, int]:
         if not inside or frame.f_back is None:
             return code.co_filename, frame.f_lineno
         frame = frame.f_back
+
+
+def called_from_kernel() -> tuple[FrameType, int]:
+    """The frame of the interpreter's function that the kernel called, and the kernel's line."""
+    entry = sys._getframe(1)
+    while entry.f_back is not None:
+        code = entry.f_back.f_code
+        inside = _internal.get(code)
+        if inside is None:
+            inside = _internal[code] = code.co_filename.startswith(_HERE)
+        if not inside:
+            return entry, entry.f_back.f_lineno
+        entry = entry.f_back
+    return entry, entry.f_lineno
 
 
 @lru_cache(maxsize=4096)

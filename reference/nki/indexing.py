@@ -11,6 +11,7 @@ from .nkiobject import NKIObject
 from .regions import ON_CHIP, MemoryRegion
 from .registers import VirtualRegister
 from .storage import Storage
+from .strict import violation
 
 if TYPE_CHECKING:
     from .tensor import Dynamic, NkiTensor
@@ -60,6 +61,10 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
                 strides.append(stride)
                 continue
             start, stop, step = k.indices(n)
+            if (k.stop is not None and not -n <= k.stop <= n) or (
+                k.start is not None and not -n <= k.start <= n
+            ):
+                _clipped(t, k, dim, n)
             if step < 1:
                 raise NkiValidationError(f"slice {k} of dimension {dim}: step {step}; allowed >= 1")
             if stop <= start:
@@ -104,6 +109,15 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
     made = t.derive(tuple(shape), tuple(strides), offset)
     made.dynamic = dynamic
     return made
+
+
+def _clipped(t: NkiTensor, key: slice, dim: int, n: int) -> None:
+    """Rule "slice_bounds": NumPy would clip the slice."""
+    violation(
+        "slice_bounds",
+        f"slice {key.start}:{key.stop} of dimension {dim} of {t.name!r}, whose size is {n}, would "
+        f"be clipped; end it at min(end, {n})",
+    )
 
 
 def _run_time(t: NkiTensor, dim: int, index: Any, stride: int, already: Dynamic | None) -> Dynamic:

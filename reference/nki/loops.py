@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, SupportsIndex
 
 from . import trace
 from .core import current
 from .errors import NkiValidationError
-from .records import LoopEdge
+from .records import Access, LoopEdge
 from .registers import VirtualRegister, integer
-from .strict import violation
+from .strict import level, violation
+from .trips import Trips
 
 
 def _check_step(name: str, step: Any) -> int:
@@ -22,14 +24,45 @@ def _check_step(name: str, step: Any) -> int:
     return step.__index__()
 
 
-def _mark(edge: LoopEdge, *bounds: object) -> None:
-    """Record an edge of a loop; registers among its bounds are read."""
-    core = current()
-    if core.in_no_reorder:
-        raise NkiValidationError("a dynamic loop inside nl.no_reorder() is not supported")
-    if trace.active is not None:
-        reads = tuple([b.access for b in bounds if isinstance(b, VirtualRegister)])
-        trace.active.loop(edge, core.index, reads)
+class _Loop:
+    """A dynamic loop that runs: its edges are recorded, its trips compared.
+
+    Registers among the bounds are read.
+    """
+
+    def __init__(self, name: str, *bounds: object) -> None:
+        self.core = current()
+        if self.core.in_no_reorder:
+            raise NkiValidationError("a dynamic loop inside nl.no_reorder() is not supported")
+        self._record("begin", tuple([b.access for b in bounds if isinstance(b, VirtualRegister)]))
+        self.outer = self.core.trips
+        self.trips = None if level("loop_state") == "off" else Trips(name)
+
+    def next_trip(self) -> None:
+        """The body is about to run."""
+        self._record("iteration")
+        if self.trips is not None:
+            self.trips.begin_trip()
+
+    def _record(self, edge: LoopEdge, reads: tuple[Access, ...] = ()) -> None:
+        if trace.active is not None:
+            trace.active.loop(edge, self.core.index, reads)
+
+    def __enter__(self) -> _Loop:
+        self.core.trips = self.trips
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.core.trips = self.outer
+        if kind is None:
+            if self.trips is not None:
+                self.trips.end()
+            self._record("end")
 
 
 def fori_loop(
@@ -41,12 +74,13 @@ def fori_loop(
     """body_fun(i) for i = lower, lower + step, ... below upper; i is a read-only register."""
     step = _check_step("nl.fori_loop", step)
     start, stop = integer("nl.fori_loop: lower", lower), integer("nl.fori_loop: upper", upper)
-    _mark("begin", lower, upper)
-    for i in range(start, stop, step):
-        _mark("iteration")
-        if body_fun(VirtualRegister(i, frozen=True)) is not None:
-            raise NkiValidationError("nl.fori_loop: the body returned a value; it must return None")
-    _mark("end")
+    with _Loop("nl.fori_loop", lower, upper) as loop:
+        for i in range(start, stop, step):
+            loop.next_trip()
+            if body_fun(VirtualRegister(i, frozen=True)) is not None:
+                raise NkiValidationError(
+                    "nl.fori_loop: the body returned a value; it must return None"
+                )
 
 
 def while_loop(
@@ -54,11 +88,10 @@ def while_loop(
 ) -> None:
     """While the register is not 0: register = body_fun(register)."""
     register = init
-    _mark("begin", init)
-    while _condition(register):
-        _mark("iteration")
-        register = body_fun(VirtualRegister(register.state))
-    _mark("end")
+    with _Loop("nl.while_loop", init) as loop:
+        while _condition(register):
+            loop.next_trip()
+            register = body_fun(VirtualRegister(register.state))
 
 
 def _condition(register: Any) -> bool:
@@ -79,11 +112,10 @@ def dynamic_range(
     if stop is None:
         start, stop = 0, start
     first, last = integer("nl.dynamic_range: start", start), integer("nl.dynamic_range: stop", stop)
-    _mark("begin", start, stop)
-    for i in range(first, last, step):
-        _mark("iteration")
-        yield VirtualRegister(i, frozen=True)
-    _mark("end")
+    with _Loop("nl.dynamic_range", start, stop) as loop:
+        for i in range(first, last, step):
+            loop.next_trip()
+            yield VirtualRegister(i, frozen=True)
 
 
 def _static(name: str, start: Any, stop: Any, step: Any) -> range:

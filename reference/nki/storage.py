@@ -87,6 +87,7 @@ class Storage:
     __slots__ = (
         "__weakref__",
         "base",
+        "born",
         "buffer",
         "first_byte",
         "gap_origin",
@@ -136,7 +137,7 @@ class Storage:
         self.use: Use | None = None
         self.psum = PsumState() if region is PSUM else None
         self.watch: Watch | None = None
-        self.serial = new_serial()
+        self.serial = self.born = new_serial()
         self.first_byte = base - start * pitch
 
     def view(

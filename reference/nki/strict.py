@@ -35,6 +35,10 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
     "core_race": "error",
     # several scattered rows with the same index in one DMA: AWS's kernels send padding to one row
     "scatter_duplicate": "warn",
+    # a dynamic loop whose body Python state makes differ between trips: it is traced once
+    "loop_state": "error",
+    # a slice that ends outside its dimension: NumPy clips it, the open KLR front end refuses it
+    "slice_bounds": "error",
     # Python that the NKI compiler refuses (lint level 1), found before a kernel runs
     "subset": "error",
     # API that NKI 0.6.0 documents as deprecated

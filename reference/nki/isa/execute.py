@@ -138,6 +138,8 @@ def finish(
         core = current()
     number = core.count
     core.count = number + 1
+    if core.trips is not None:
+        core.trips.note(writes, reads)
     dynamic = False
     for t in writes:
         use = t.storage.use
@@ -188,6 +190,8 @@ def account(writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> int:
         core = current()
     number = core.count
     core.count = number + 1
+    if core.trips is not None:
+        core.trips.note(writes, reads)
     for t in writes:
         use = t.storage.use
         if use is not None:

@@ -19,6 +19,8 @@ MAX_PSUM_FREE = 4096
 step 0 does not count (AWS's layernorm_tkg broadcasts a column in PSUM to 12288 elements).
 """
 MAX_FREE_DIMS = 4
+MIN_FREE_STEP, MAX_FREE_STEP = -(2**15), 2**15 - 1
+"""Steps of a free dimension, in elements: a 16-bit signed field (Trainium architecture guide)."""
 
 
 def is_tensor(x: object) -> TypeGuard[NkiTensor]:
@@ -77,10 +79,18 @@ def check_tile(
             f"{where} {t.name!r} has {_distinct(layout)} elements per partition; limit "
             f"{MAX_PSUM_FREE} in psum: split the instruction"
         )
-    if num_free_dims(layout) > MAX_FREE_DIMS:
+    steps = free_steps(layout)
+    if len(steps) > MAX_FREE_DIMS:
         raise NkiValidationError(
-            f"{where} {t.name!r} needs {num_free_dims(layout)} free dimensions; "
+            f"{where} {t.name!r} needs {len(steps)} free dimensions; "
             f"limit {MAX_FREE_DIMS} (shape {layout.shape}, strides {layout.strides})"
+        )
+    if steps and not (min(steps) >= MIN_FREE_STEP and max(steps) <= MAX_FREE_STEP):
+        raise NkiValidationError(
+            f"{where} {t.name!r} steps over {max(steps, key=abs)} elements in a free dimension; "
+            f"allowed: {MIN_FREE_STEP}..{MAX_FREE_STEP} (shape {layout.shape}, strides "
+            f"{layout.strides}); move the data closer, .view() it as a wider dtype, or use one "
+            "instruction for each part"
         )
     check_start_partition(where, layout)
     return layout
@@ -92,17 +102,16 @@ def _distinct(layout: Layout) -> int:
     return prod(n for n, stride in dims if stride)
 
 
-def num_free_dims(layout: Layout) -> int:
-    """Free dimensions of the access pattern after merging those that form one run."""
-    num = 0
-    outer: int | None = None
+def free_steps(layout: Layout) -> list[int]:
+    """Steps of the free dimensions of the access pattern, those that form one run merged."""
+    steps: list[int] = []
     for n, stride in zip(layout.shape[1:], layout.strides[1:], strict=True):
         if n == 1:
             continue
-        if outer != n * stride:
-            num += 1
-        outer = stride
-    return num
+        if steps and steps[-1] == n * stride:
+            steps.pop()
+        steps.append(stride)
+    return steps
 
 
 def allowed_starts(num_partitions: int) -> tuple[int, ...]:

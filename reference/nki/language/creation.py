@@ -232,5 +232,6 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: NkiTensor | None =
     found = constants.get(key)
     if found is None:
         found = constants[key] = _allocate((n, n), dtype, SBUF, f"identity_{n}_{dtype}")
+        found.storage.born = 0  # older than any loop: it is there before the first trip
         put(found, identity, "nl.shared_identity_matrix")
     return found
