@@ -48,7 +48,7 @@ def _arange(*shape: int) -> Any:
         ((4, 12, 32), np.s_[0], False, (12, 32)),
         ((4, 12), np.s_[1, 2], False, (1,)),
         ((8, 6), np.s_[..., -1], True, (8, 1)),
-        ((8, 6), np.s_[-2:, 1:100:2], True, (2, 3)),
+        ((8, 6), np.s_[-2:, 1::2], True, (2, 3)),
     ],
 )
 def test_integers_keep_the_partition_dimension_and_two_dimensions_on_chip(
