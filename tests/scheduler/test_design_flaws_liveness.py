@@ -126,6 +126,39 @@ def test_a_preempted_request_hides_the_last_decode_for_ever_only_with_the_null_b
     assert run(DEFAULT).finish_reasons == {"A": "length", "B": "length"}
 
 
+def test_a_prompt_preempts_itself_for_ever_only_with_the_null_block_counted() -> None:
+    # Without the whole prompt reserved a chunk is admitted that the next one finds no block for.
+    config: dict[str, Any] = {
+        "block_size": 4,
+        "max_model_len": 7,
+        "num_blocks": 4,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 2,
+        "scheduler_reserve_full_isl": False,
+        "enable_prefix_caching": False,
+    }
+
+    def run(policy: NeuronPolicy) -> tuple[NeuronEngine, int]:
+        engine = neuron_engine(policy, **config)
+        engine.add("A", prompt(5), 2)
+        engine.add("B", prompt(4, 50), 3)
+        num_preemptions = 0
+        for _ in range(60):
+            if engine.scheduler.has_requests():
+                num_preemptions += len(engine.schedule().preempted_req_ids)
+                engine.deliver()
+        return engine, num_preemptions
+
+    # In 60 steps: once for B, then every third step A for its own third chunk.
+    stuck, num_preemptions = run(DOCUMENTED)
+    assert stuck.finish_reasons == {}
+    assert num_preemptions == 19
+
+    engine, num_preemptions = run(DEFAULT)
+    assert engine.finish_reasons == {"A": "length", "B": "length"}
+    assert num_preemptions == 0
+
+
 def test_decodes_starve_behind_a_stream_of_prompts_unless_prefills_in_a_row_are_limited() -> None:
     def decode_steps(policy: NeuronPolicy) -> int:
         engine = neuron_engine(policy)
