@@ -40,9 +40,7 @@ AFFECTED = ("scheduler", "benchmarks", "tests")
 """Sub-packages that a mutant imports anew: its own and those that have imported it."""
 NOT_MUTATED = {
     "__init__": "imports alone",
-    "replay": "tells that traces differ; part of the judge",
-    "trace": "turns events into calls; part of the judge",
-    "vllm_plugin": "needs vLLM, whose environment has its own tests",
+    "vllm_plugin": "its tests need vLLM, an environment of their own, and take minutes",
 }
 LEAST_SECONDS, SLOWDOWN = 3.0, 20.0
 """A case that takes so many times its usual CPU time loops for ever."""

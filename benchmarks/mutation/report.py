@@ -21,8 +21,8 @@ configurations. One that never ends counts as noticed. A run can be stopped and 
 `--again` judges the unexplained survivors once more, and `--report docs/mutations.md` writes this
 page.
 
-`trace.py` and `replay.py` belong to the judge, and `vllm_plugin.py` needs vLLM: they are not
-mutated.
+`vllm_plugin.py` is not mutated: its tests need vLLM, an environment of their own, and take minutes
+each (`make test-vllm`).
 """
 
 SURVIVORS = """
