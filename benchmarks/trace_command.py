@@ -2,7 +2,8 @@
 
 The script runs unchanged with `nki` standing for this project's interpreter. For each launch the
 terminal shows what bounds it and where its engines wait; `--perfetto` writes timelines for
-ui.perfetto.dev. All times are modelled, none measured.
+ui.perfetto.dev. All times are modelled, none measured. A script that fails does so after the report
+of the launches before.
 """
 
 import argparse
@@ -10,9 +11,11 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import walk_tb
 
 from segattn.benchmarks.kernels.cost_report import print_summary
 from segattn.reference import nki
+from segattn.reference.nki import launch as launching
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
 from segattn.reference.nki.cost.result import evaluate
@@ -41,18 +44,32 @@ def main(argv: Sequence[str]) -> int:
     nki.install()
     before = sys.argv
     sys.argv = [str(options.script), *options.arguments]
-    try:
-        with Trace() as trace:
+    failure: BaseException | None = None
+    with Trace() as trace:
+        try:
             runpy.run_path(str(options.script), run_name="__main__")
-    finally:
-        sys.argv = before
-    if not trace.launches:
+        except BaseException as error:  # raised again behind the report of what did run
+            failure = error
+        finally:
+            sys.argv = before
+    if not trace.launches and failure is None:
         print(f"error: {options.script} launched no NKI kernel", file=sys.stderr)
         return 2
-    for number, launch in enumerate(trace.launches):
+    launches = list(trace.launches)
+    if failure is not None and _in_kernel(failure):
+        print(f"launch {len(launches)}, {launches.pop().kernel}, failed: left out", file=sys.stderr)
+    for number, launch in enumerate(launches):
         result = evaluate(launch, constants)
         print_summary(result, options.stalls, options.path)
         if options.perfetto:
             options.perfetto.mkdir(parents=True, exist_ok=True)
             write_perfetto(result, options.perfetto / f"{number:03}_{launch.kernel}.json")
+    if failure is not None:
+        raise failure
     return 0
+
+
+def _in_kernel(failure: BaseException) -> bool:
+    """Whether a script failed inside a launch and not between two."""
+    codes = (frame.f_code for frame, _ in walk_tb(failure.__traceback__))
+    return any((c.co_filename, c.co_name) == (launching.__file__, "body") for c in codes)

@@ -102,6 +102,13 @@ def path_table(result: CostResult) -> Table:
     return table
 
 
+def _bound(utilisation: float) -> str:
+    """What an engine that is busy for this share of the time says about the launch."""
+    if utilisation >= 0.5:
+        return "bound by"
+    return "bound by waiting (see the critical path and the stalls), not by its busiest engine,"
+
+
 def summary(result: CostResult, stalls: int = 10) -> RenderableType:
     """Everything a reader needs first, as a rich renderable."""
     core, engine = result.bounding_engine
@@ -109,7 +116,7 @@ def summary(result: CostResult, stalls: int = 10) -> RenderableType:
     counts = ", ".join(f"{name} {n}" for name, n in sorted(result.num_executed.items()))
     lines = [
         f"[bold]{result.launch.kernel}[/bold]: modelled {result.modelled_us:.1f} us, "
-        f"bound by {ENGINE_NAMES[engine]} of core {core} "
+        f"{_bound(result.utilisation[core, engine])} {ENGINE_NAMES[engine]} of core {core} "
         f"({result.utilisation[core, engine]:.0%} busy, roof {result.roof_ns / 1e3:.1f} us)",
         f"optimistic {result.optimistic_ns / 1e3:.1f} us, derated {result.derated_ns / 1e3:.1f} us "
         "(both modelled)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -87,13 +88,10 @@ class Core:
             check_capacity(region, uses)
 
 
-class Run:
-    """Which core executes now. One launch at a time in a process."""
+class Run(threading.local):
+    """Which core executes in this thread now; launches of several threads do not meet."""
 
-    __slots__ = ("core",)
-
-    def __init__(self) -> None:
-        self.core: Core | None = None
+    core: Core | None = None
 
 
 RUN: Final = Run()

@@ -76,12 +76,13 @@ def called_from_kernel() -> tuple[FrameType, int]:
 
 @lru_cache(maxsize=4096)
 def assigned_name(file: str, line: int) -> str:
-    """The variable that a source line assigns, "" when it is no plain assignment."""
-    found = re.match(r"\s*(\w+)(\s*:[^=]+)?\s*=(?!=)", linecache.getline(file, line))
-    return found.group(1) if found else ""
+    """The variable that a source line assigns, "" when it is no plain assignment or one of two."""
+    text = linecache.getline(file, line)
+    found = re.match(r"\s*(\w+)(\s*:[^=]+)?\s*=(?!=)", text)
+    return found.group(1) if found and ";" not in text else ""
 
 
-def locate(error: NkiValidationError) -> None:
+def locate(error: Exception) -> None:
     """Append the kernel's line to the message of an error that does not name it."""
     frames = error.__traceback__
     where = None

@@ -92,7 +92,7 @@ def _run_one_core(body: Callable[[], Any], has_grid: bool) -> Any:
         with np.errstate(all="ignore"):
             outcome = body()
             core.finish()
-    except NkiValidationError as error:
+    except (NkiValidationError, TypeError) as error:
         locate(error)
         raise
     finally:

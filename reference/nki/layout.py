@@ -126,7 +126,8 @@ def layout_of(
     key = (region, dtype, shape, strides, row, pitch, start)
     found = _interned.get(key)
     if found is None:
-        found = _interned[key] = Layout(region, dtype, shape, strides, row, pitch, start)
+        made = Layout(region, dtype, shape, strides, row, pitch, start)
+        found = _interned.setdefault(key, made)  # another thread may have been faster
     return found
 
 

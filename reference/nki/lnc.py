@@ -49,6 +49,8 @@ class CorePair:
         self.done = [False, False]
         self.ended = [threading.Event() for _ in range(2)]
         self.waiting: list[object] = [None, None]
+        self.where = ["", ""]
+        """The kernel's lines at which the cores wait."""
         self.failure: BaseException | None = None
         self.shared: list[tuple[object, Storage]] = []
         self.watched = list(arguments)
@@ -65,22 +67,19 @@ class CorePair:
             threading.Thread(target=self._run_core, args=(i, body, results), daemon=True)
             for i in range(2)
         ]
-        for thread in threads:
-            thread.start()
-        self._activate(0)
         # not Thread.join: interrupted, it takes the thread for ended (Python 3.11)
         try:
+            for thread in threads:
+                thread.start()
+            self.turn[0].release()
             for ended in self.ended:
                 ended.wait()
         except BaseException as interrupt:  # Ctrl-C reaches the launching thread only
-            self.failure = interrupt
-            for core in self.cores:
-                core.switch = core.stop
-            for ended in self.ended:
+            self._stop(interrupt)
+        for thread, ended in zip(threads, self.ended, strict=True):
+            if thread.ident is not None:  # an interrupt may come before it was started
                 ended.wait()
-        for thread in threads:
-            thread.join()
-        RUN.core = None
+                thread.join()
         for storage in self.watched:
             watch = storage.watch
             if isinstance(watch, RaceWatch):
@@ -91,8 +90,17 @@ class CorePair:
             raise self.failure
         return results
 
+    def _stop(self, interrupt: BaseException) -> None:
+        """End both cores, wherever they wait."""
+        self.failure = interrupt
+        for core in self.cores:
+            core.switch = core.stop
+        for turn in self.turn:
+            turn.release()
+
     def _run_core(self, index: int, body: Callable[[], Any], results: list[Any]) -> None:
         self.turn[index].acquire()
+        RUN.core = self.cores[index]
         try:
             if self.failure is None:
                 with np.errstate(all="ignore"):
@@ -101,7 +109,7 @@ class CorePair:
         except _Stopped:
             pass
         except BaseException as error:  # handed to the launching thread, which raises it
-            if isinstance(error, NkiValidationError):
+            if isinstance(error, NkiValidationError | TypeError):
                 locate(error)
             if self.failure is None:
                 self.failure = error
@@ -111,22 +119,19 @@ class CorePair:
         if not self.done[other]:
             if self.waiting[other] is not None and self.failure is None:
                 self.failure = DeadlockError(
-                    f"core {other} waits for {self.waiting[other]}, but core {index} has ended "
-                    "its kernel; both cores must execute the same sendrecv and core_barrier"
+                    f"core {other} waits for {self.waiting[other]}{self.where[other]}, but core "
+                    f"{index} has ended its kernel; both cores must execute the same sendrecv and "
+                    "core_barrier"
                 )
-            self._activate(other)
+            self.turn[other].release()
         self.ended[index].set()
-
-    def _activate(self, index: int) -> None:
-        RUN.core = self.cores[index]
-        self.turn[index].release()
 
     def pass_turn(self, index: int) -> None:
         """Let the other core run; returns when it is this core's turn again."""
         other = 1 - index
         if self.done[other]:
             return
-        self._activate(other)
+        self.turn[other].release()
         self.turn[index].acquire()
         if self.failure is not None:
             raise _Stopped
@@ -142,13 +147,16 @@ class CorePair:
         other = 1 - index
         if self.done[other] or self.waiting[other] is not None:
             what = (
-                "has ended its kernel" if self.done[other] else f"waits for {self.waiting[other]}"
+                "has ended its kernel"
+                if self.done[other]
+                else f"waits for {self.waiting[other]}{self.where[other]}"
             )
             raise DeadlockError(
                 f"core {index} waits for {key}, but core {other} {what}; both cores must execute "
                 f"the same sendrecv and core_barrier in the same order{at_kernel_line()}"
             )
         self.waiting[index] = key
+        self.where[index] = at_kernel_line()
         while len(posts) < 2:
             self.pass_turn(index)
         self.waiting[index] = None
@@ -196,7 +204,8 @@ class _PairedCore(Core):
         """Meet the other core in the next operation of this kind and group."""
         number = self.sequence.get((kind, group), 0)
         self.sequence[kind, group] = number + 1
-        return self.pair.exchange(self.index, f"{kind} {group} number {number}", value)
+        what = f"{kind} {group}" if group else kind
+        return self.pair.exchange(self.index, f"{what} number {number}", value)
 
 
 NUM_RANKS: Final = 2

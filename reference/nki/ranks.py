@@ -61,7 +61,6 @@ class World:
         try:
             if self.failure is None:
                 self.now = rank
-                RUN.core = None
                 results[rank] = body()
         except _Stopped:
             pass
@@ -104,7 +103,6 @@ class World:
         key = _Key(kind, group, number)
         posts = self.posts.setdefault(key, {})
         posts[rank] = value
-        core = RUN.core
         self.waiting[rank] = (key, posts)
         while len(posts) < len(group):
             self._hand_over(rank)
@@ -113,7 +111,6 @@ class World:
                 raise _Stopped
         self.waiting[rank] = None
         self.now = rank
-        RUN.core = core
         return posts
 
 

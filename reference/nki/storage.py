@@ -256,6 +256,13 @@ class Storage:
         for other in self.views.values():
             other.known = False
 
+    def poison(self, view: View) -> None:
+        """Give elements that nothing wrote the value that an uninitialised one reads as."""
+        missing = self.unwritten_in(view)
+        if missing is not None:
+            view.array[missing] = cast(np.asarray(sentinel(view.layout.dtype)), view.layout.dtype)
+            self.version += 1
+
     def check_written(
         self, view: View, instruction: str, operand: str, used: Array | None = None
     ) -> None:
@@ -270,9 +277,7 @@ class Storage:
             return
         reported = missing if used is None else missing & used.reshape(missing.shape)
         if level("uninitialized_read") != "error" or not reported.any():
-            poison = cast(np.asarray(sentinel(view.layout.dtype)), view.layout.dtype)
-            view.array[missing] = poison
-            self.version += 1
+            self.poison(view)
         missing = reported
         if not missing.any():
             return

@@ -68,3 +68,16 @@ def test_trace_says_so_when_nothing_was_launched(tmp_path: Path) -> None:
     assert (done.returncode, "launched no NKI kernel" in done.stderr) == (2, True)
     missing = trace(str(tmp_path / "absent.py"))
     assert (missing.returncode, "is not a file" in missing.stderr) == (2, True)
+
+
+def test_trace_reports_what_ran_before_the_script_failed(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(KERNEL + "double(np.ones((128, 0), np.float32))\n")
+    done = trace(str(script))
+    assert done.returncode == 1
+    assert "double: modelled" in done.stdout
+    assert "has shape (128, 0)" in done.stderr
+    script.write_text(KERNEL + KERNEL.replace("nl.multiply", "nl.exp"))
+    done = trace(str(script))
+    assert done.stdout.count("double: modelled") == 1
+    assert "launch 2, double, failed: left out" in done.stderr

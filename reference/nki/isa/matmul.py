@@ -124,7 +124,7 @@ def _accumulate(
                 + " not written by an earlier matmul of the group; start the group with "
                 "accumulate=False (or leave accumulate=None)",
             )
-            storage.check_written(view, me, "dst")
+            storage.poison(view)
             summed = True
     two_d = out.ndim == 2
     shape = view.layout.shape

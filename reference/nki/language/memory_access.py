@@ -10,7 +10,7 @@ from ..dtypes import dtype_name
 from ..errors import NkiValidationError
 from ..isa.copies import tensor_copy
 from ..isa.dma import dma_copy
-from ..isa.execute import finish, fp32, operand_value, put, raw
+from ..isa.execute import finish, fp32, operand_value, put, view_of
 from ..isa.gathers import nc_n_gather
 from ..isa.matmul import nc_matmul
 from ..isa.random import dropout as drop
@@ -144,9 +144,11 @@ def gather_flattened(
 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
-    """Print the prefix and the values of a tensor in SBUF or HBM."""
+    """Print the prefix and the values of a tensor in SBUF or HBM, `--` where nothing wrote."""
     if not isinstance(print_prefix, str):
         raise NkiValidationError("nl.device_print: print_prefix must be a constant string")
     if tensor.buffer is PSUM:
         raise NkiValidationError("nl.device_print: tensor is in PSUM; allowed: SBUF, HBM")
-    print(print_prefix, raw(tensor, "nl.device_print", "tensor"))
+    view = view_of(tensor, "nl.device_print", "tensor")
+    missing = tensor.storage.unwritten_in(view)
+    print(print_prefix, view.array if missing is None else np.ma.array(view.array, mask=missing))
