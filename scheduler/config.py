@@ -128,4 +128,5 @@ class SchedulerConfig:
 
     def _check_policy(self) -> None:
         _require("policy", self.policy, f"one of {POLICIES}", self.policy in POLICIES)
-        _require("watermark", self.watermark, "within 0..1", 0.0 <= self.watermark <= 1.0)
+        is_share = isinstance(self.watermark, (int, float)) and 0.0 <= self.watermark <= 1.0
+        _require("watermark", self.watermark, "within 0..1", is_share)

@@ -8,6 +8,7 @@ from .neuron import NeuronRules
 from .policy import NeuronPolicy, check_schedulable, num_blocks_needed
 from .request import Request
 from .scheduler import Scheduler
+from .validation import check_fields
 
 _DEFAULT_POLICY = NeuronPolicy()
 
@@ -30,6 +31,7 @@ class NeuronScheduler(NeuronRules, Scheduler):
         could never finish.
         """
         if self.neuron_policy.refuse_unschedulable:
+            check_fields(request)
             check_schedulable(request, self.config, self._is_async)
         super().add_request(request)
 

@@ -124,8 +124,8 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         # Kept as plain integers: the scheduler reads them for every request of every step.
         self.num_tokens = self.num_prompt_tokens
-        self.max_num_tokens = self.num_prompt_tokens + max_tokens
-        """Known tokens at which it may be over; `add_request` bounds it by the model's length."""
+        self.max_num_tokens = 0
+        """Known tokens at which it may be over; `add_request` tells."""
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0

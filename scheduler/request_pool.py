@@ -51,7 +51,9 @@ class RequestPool:
         packed_prompt = check_request(request)
         if request.request_id in self.requests:
             raise RequestError(request.request_id, "a request of this id is not finished yet")
-        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        request.max_num_tokens = min(
+            request.num_prompt_tokens + request.max_tokens, self.max_model_len
+        )
         self.kv_cache_manager.hash_prompt(request, packed_prompt)
         request.sequence_number = next(self._sequence_numbers)
         self.requests[request.request_id] = request
@@ -65,7 +67,7 @@ class RequestPool:
         Their blocks are free at once, even while a step computes them. Returns the ids really
         finished, in the order given: unknown and finished ones are ignored.
         """
-        if not finished_status.is_finished:
+        if not (isinstance(finished_status, RequestStatus) and finished_status.is_finished):
             raise ValueError(f"finished_status={finished_status!r}: must be a finished status")
         if isinstance(request_ids, str):
             request_ids = (request_ids,)

@@ -42,6 +42,7 @@ VALID: dict[str, Any] = {
         ({"policy": "lifo"}, "policy='lifo'"),
         ({"watermark": -0.1}, "watermark=-0.1"),
         ({"watermark": 1.5}, "watermark=1.5"),
+        ({"watermark": "0.5"}, "watermark='0.5'"),
         ({"num_batched_tokens_buckets": [32, 16, 64]}, "num_batched_tokens_buckets"),
         ({"num_batched_tokens_buckets": [32]}, "num_batched_tokens_buckets"),
         ({"num_seqs_buckets": [1, 2]}, "num_seqs_buckets"),
