@@ -1,5 +1,6 @@
 """Which blocks are found for a prefix: several of one content, and blocks not hashed yet."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from segattn.scheduler.prefix_cache import PrefixCache
 from segattn.scheduler.prefix_digests import PrefixDigests, pack_tokens
 from segattn.scheduler.transaction import Transaction
+from segattn.tests.scheduler.state import state_of
 
 
 def prefix(*tokens: int) -> PrefixDigests:
@@ -165,3 +167,55 @@ def test_a_new_prefix_is_hashed_when_its_first_block_is_cached() -> None:
     short = prefix(3)
     cache.prepare(short)
     assert short.digests == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cache, one: cache.evict([3]),
+        lambda cache, one: cache.evict([3, 2]),
+        lambda cache, one: cache.evict([3, 2, 1]),
+        lambda cache, one: cache.insert([4], one, 3),
+        lambda cache, one: cache.insert([4, 5, 6, 7], one, 0),
+        lambda cache, one: cache.insert([4, 5], prefix(3, 4, 9, 9), 0),
+        lambda cache, one: cache.insert([4, 5], prefix(9, 9, 9, 9), 0),
+        lambda cache, one: cache.find_longest_hit(one, 3),
+        lambda cache, one: cache.find_longest_hit(prefix(3, 4, 9, 9), 2),
+        lambda cache, one: cache.clear(),
+    ],
+)
+def test_a_change_of_unhashed_blocks_is_taken_back(
+    change: Callable[[PrefixCache, PrefixDigests], object],
+) -> None:
+    transaction = Transaction()
+    cache = PrefixCache(9, transaction)
+    one = prefix(3, 4, 5, 6, 7, 8, 9, 10)
+    with transaction:
+        cache.insert([1, 2, 3], one, 0)
+    before = state_of((cache, one))
+    with suppress(TakenBackError), transaction:
+        change(cache, one)
+        assert state_of((cache, one)) != before
+        raise TakenBackError
+    assert state_of((cache, one)) == before
+    assert (one.digests, one.unhashed) == ([DIGEST], [2, 3])
+    assert cache.unhashed_prefixes() == {DIGEST: one}
+
+
+def test_the_last_unhashed_block_takes_its_prefix_along() -> None:
+    transaction = Transaction()
+    cache = PrefixCache(9, transaction)
+    one = prefix(3, 4, 5, 6, 7, 8)
+    with suppress(TakenBackError), transaction:
+        cache.insert([1, 2, 3], one, 0)
+        raise TakenBackError
+    assert (cache.unhashed_prefixes(), one.unhashed) == ({}, [])
+    with transaction:
+        cache.insert([1, 2, 3], one, 0)
+        cache.evict([3])
+        assert cache.unhashed_prefixes() == {DIGEST: one}
+        cache.evict([2])
+        assert (cache.unhashed_prefixes(), one.unhashed) == ({}, [])
+    assert cache.block_hash == [None, DIGEST, *[None] * 7]
+    cache.clear()
+    assert (cache.unhashed_prefixes(), cache.block_hash) == ({}, [None] * 9)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.scheduler.prefix_cache import PrefixCache
@@ -124,7 +124,6 @@ class CacheAndModel:
 TOKENS = st.integers(3, 4)
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_blocks_are_found_as_if_all_were_hashed_at_once(data: st.DataObject) -> None:
     both = CacheAndModel()
