@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,29 +11,27 @@ from .dtypes import ITEMSIZE, Array, dtype_name
 from .errors import NkiValidationError, OutOfBoundsError, OutsidePatternError, at_kernel_line
 from .regions import SBUF
 from .registers import VirtualRegister
-from .storage import View
+from .strided import Dynamic, Strided
+from .view import View
 
-if TYPE_CHECKING:
-    from .tensor import NkiTensor
+Tensor = TypeVar("Tensor", bound=Strided)
 
 
 def ap(
-    t: NkiTensor,
+    t: Tensor,
     pattern: Sequence[Sequence[int]],
     offset: int | None,
     scalar_offset: Any,
     vector_offset: Any,
     indirect_dim: int,
     dtype: str | None,
-) -> NkiTensor:
+) -> Tensor:
     """NkiTensor.ap.
 
     Pattern and offset count elements of the flat storage, from the first element of the view. On
     chip, a partition step that is no multiple of the storage's row but of the view's row counts
     rows of the view (third-party kernels rely on both readings).
     """
-    from .tensor import Dynamic, handle, unusable
-
     layout = t.v.layout
     pairs = tuple([(int(pair[0]), int(pair[1])) for pair in pattern])
     rows_at_run_time = vector_offset is not None
@@ -43,7 +41,7 @@ def ap(
         try:
             found = _patterns[key] = _pattern(t, pairs, offset, dtype, rows_at_run_time)
         except OutsidePatternError as error:
-            return unusable(t, error)
+            return t.unusable(error)
     name, shape, strides, start = found
     if t.dynamic is not None:
         raise NkiValidationError(".ap on a view that has a run-time address already")
@@ -67,7 +65,7 @@ def ap(
                     "cannot be dynamic; use a free dimension"
                 )
             dynamic = Dynamic(scalar_offset, step, vector=False, dim=-1)
-    return handle(t.storage, t.storage.view(name, shape, strides, start), dynamic)
+    return t.on(t.storage.view(name, shape, strides, start), dynamic)
 
 
 Resolved = tuple[str, tuple[int, ...], tuple[int, ...], int]
@@ -75,7 +73,7 @@ _patterns: dict[tuple[object, ...], Resolved] = {}
 
 
 def _pattern(
-    t: NkiTensor,
+    t: Strided,
     pairs: tuple[tuple[int, int], ...],
     offset: int | None,
     dtype: str | None,
@@ -103,7 +101,7 @@ def _pattern(
 
 
 def _check_row(
-    t: NkiTensor, shape: tuple[int, ...], strides: tuple[int, ...], start: int, row: int
+    t: Strided, shape: tuple[int, ...], strides: tuple[int, ...], start: int, row: int
 ) -> None:
     """The free part of an on-chip pattern stays inside the partition's bytes of the tile."""
     free = list(zip(shape[1:], strides[1:], strict=True))
@@ -117,7 +115,7 @@ def _check_row(
 
 
 def _on_chip_pattern(
-    t: NkiTensor, name: str, shape: tuple[int, ...], strides: tuple[int, ...], move: int, row: int
+    t: Strided, name: str, shape: tuple[int, ...], strides: tuple[int, ...], move: int, row: int
 ) -> tuple[tuple[int, ...], int]:
     """Partition step and offset in storage elements; NkiValidationError for a partition stride."""
     step = strides[0]
@@ -134,7 +132,7 @@ def _on_chip_pattern(
 
 
 def check_extent(
-    t: NkiTensor,
+    t: Strided,
     dtype: str,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
@@ -163,11 +161,9 @@ def _rescaled(nbytes: int, itemsize: int, what: str) -> int:
 
 
 def _check_scalar(index: Any) -> None:
-    from .tensor import NkiTensor
-
     if isinstance(index, VirtualRegister):
         return
-    if not isinstance(index, NkiTensor):
+    if not isinstance(index, Strided):
         raise NkiValidationError(
             f".ap scalar_offset is {type(index).__name__}; allowed: a register or a one-element "
             "SBUF tensor"
@@ -179,10 +175,8 @@ def _check_scalar(index: Any) -> None:
         )
 
 
-def _check_vector(t: NkiTensor, index: Any, dim: int) -> None:
-    from .tensor import NkiTensor
-
-    if not isinstance(index, NkiTensor) or index.buffer is not SBUF:
+def _check_vector(t: Strided, index: Any, dim: int) -> None:
+    if not isinstance(index, Strided) or index.buffer is not SBUF:
         raise NkiValidationError(".ap vector_offset must be an SBUF tensor of indices")
     if index.dtype not in ("int32", "uint32"):
         raise NkiValidationError(
@@ -196,16 +190,14 @@ def _check_vector(t: NkiTensor, index: Any, dim: int) -> None:
         raise NkiValidationError(f".ap vector_offset with indirect_dim={dim}; allowed: 0")
 
 
-def vector_select(t: NkiTensor, dim: int, vector_offset: Any) -> NkiTensor:
+def vector_select(t: Tensor, dim: int, vector_offset: Any) -> Tensor:
     """NkiTensor.vector_select."""
-    from .tensor import Dynamic, handle
-
     if t.dynamic is not None:
         raise NkiValidationError("vector_select on a view that has a run-time address already")
     _check_vector(t, vector_offset, dim)
     shape = (vector_offset.shape[0],) + t.shape[1:]
     view = t.storage.view(t.dtype, shape, (0,) + t.strides[1:], t.offset)
-    return handle(t.storage, view, Dynamic(vector_offset, t.strides[0], vector=True, dim=0))
+    return t.on(view, Dynamic(vector_offset, t.strides[0], vector=True, dim=0))
 
 
 def read_index(index: Any, instruction: str) -> int:
@@ -217,7 +209,7 @@ def read_index(index: Any, instruction: str) -> int:
     return int(index.v.array.reshape(-1)[0])
 
 
-def resolve(t: NkiTensor, instruction: str) -> View | None:
+def resolve(t: Strided, instruction: str) -> View | None:
     """The view at the run-time address of a scalar offset; None when it is out of bounds."""
     dynamic = t.dynamic
     assert dynamic is not None
@@ -229,7 +221,7 @@ def resolve(t: NkiTensor, instruction: str) -> View | None:
     return t.storage.view(layout.dtype, layout.shape, layout.strides, start)
 
 
-def out_of_bounds(t: NkiTensor, instruction: str, operand: str) -> OutOfBoundsError:
+def out_of_bounds(t: Strided, instruction: str, operand: str) -> OutOfBoundsError:
     """The error for a scalar offset that leaves the tensor."""
     dynamic = t.dynamic
     assert dynamic is not None
@@ -242,7 +234,7 @@ def out_of_bounds(t: NkiTensor, instruction: str, operand: str) -> OutOfBoundsEr
     )
 
 
-def row_indices(t: NkiTensor, instruction: str) -> tuple[Array, Array]:
+def row_indices(t: Strided, instruction: str) -> tuple[Array, Array]:
     """(indices, in range) of a vector offset, one per row of dimension 0, flattened by column."""
     dynamic = t.dynamic
     assert dynamic is not None

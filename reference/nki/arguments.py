@@ -16,9 +16,9 @@ from .dtypes import NUMPY, Array, cast, dtype_name, sentinel
 from .errors import NkiValidationError
 from .layout import row_major
 from .regions import SHARED_HBM, MemoryRegion
-from .storage import Storage, View
+from .storage import Storage, Watch
 from .tensor import NkiTensor, handle
-from .watch import Watch
+from .view import View
 
 
 class _CopyOnWrite(Watch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from .dtypes import Array
 from .errors import NkiValidationError, assigned_name, kernel_line
 from .memory import Arena, BankAllocator, check_capacity
 from .regions import PSUM, SBUF, MemoryRegion
-from .storage import Storage, Use
+from .storage import Storage
+from .view import Use
 
 if TYPE_CHECKING:
-    from .tensor import NkiTensor
     from .trips import Trips
 
 
@@ -34,7 +34,7 @@ class Core:
         self.uses: dict[MemoryRegion, list[Use]] = {SBUF: [], PSUM: []}
         self.scalar_sum = Accumulator()
         self.vector_sum = Accumulator()
-        self.constants: dict[object, NkiTensor] = {}
+        self.constants: dict[object, Any] = {}
         """Tiles that one launch shares, e.g. identity matrices."""
         self.switch: Callable[[], None] | None = None
         """Hands over to the other core after an instruction."""

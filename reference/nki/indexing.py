@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, TypeVar
 
-from .dtypes import ITEMSIZE, dtype_name
 from .errors import NkiValidationError, at_kernel_line
-from .layout import row_major
 from .nkiobject import NKIObject
-from .regions import ON_CHIP, MemoryRegion
+from .regions import ON_CHIP
 from .registers import VirtualRegister
-from .storage import Storage
 from .strict import violation
+from .strided import Dynamic, Strided
 
-if TYPE_CHECKING:
-    from .tensor import Dynamic, NkiTensor
+Tensor = TypeVar("Tensor", bound=Strided)
 
 
 class DynamicSlice(NKIObject):
@@ -30,7 +27,7 @@ class DynamicSlice(NKIObject):
         return f"nl.ds({self.start}, {self.size})"
 
 
-def getitem(t: NkiTensor, key: Any) -> NkiTensor:
+def getitem(t: Tensor, key: Any) -> Tensor:
     """NumPy-style view.
 
     On chip an int on dimension 0 keeps it at size 1 and the result has at least two dimensions;
@@ -111,7 +108,7 @@ def getitem(t: NkiTensor, key: Any) -> NkiTensor:
     return made
 
 
-def _clipped(t: NkiTensor, key: slice, dim: int, n: int) -> None:
+def _clipped(t: Strided, key: slice, dim: int, n: int) -> None:
     """Rule "slice_bounds": NumPy would clip the slice."""
     violation(
         "slice_bounds",
@@ -120,10 +117,8 @@ def _clipped(t: NkiTensor, key: slice, dim: int, n: int) -> None:
     )
 
 
-def _run_time(t: NkiTensor, dim: int, index: Any, stride: int, already: Dynamic | None) -> Dynamic:
+def _run_time(t: Strided, dim: int, index: Any, stride: int, already: Dynamic | None) -> Dynamic:
     """A register (or one-element tensor) as index of a dimension."""
-    from .tensor import Dynamic
-
     if already is not None:
         raise NkiValidationError(
             f"dimension {dim}: a run-time index on a view that has a run-time address already"
@@ -136,12 +131,9 @@ def _run_time(t: NkiTensor, dim: int, index: Any, stride: int, already: Dynamic 
     return Dynamic(index, stride, vector=False, dim=-1)
 
 
-def _nothing(t: NkiTensor, key: Any) -> NkiTensor:
+def _nothing(t: Tensor, key: Any) -> Tensor:
     """A view without elements: a core without work may make one, using it is the error."""
-    from .tensor import unusable
-
-    return unusable(
-        t,
+    return t.unusable(
         NkiValidationError(
             f"index {key!r} of a tensor of shape {t.shape} selects nothing{at_kernel_line()}"
         ),
@@ -151,7 +143,7 @@ def _nothing(t: NkiTensor, key: Any) -> NkiTensor:
 _ALL: Final = slice(None)
 
 
-def _check_dynamic(t: NkiTensor, keys: tuple[Any, ...]) -> None:
+def _check_dynamic(t: Strided, keys: tuple[Any, ...]) -> None:
     """The dimension of a vector_offset cannot be indexed further."""
     dim = t.dynamic.dim if t.dynamic is not None else -1
     if 0 <= dim < len(keys) and keys[dim] != _ALL:
@@ -173,14 +165,7 @@ def _integer(k: Any, dim: int, n: int) -> int:
     return i + n if i < 0 else i
 
 
-def setitem(t: NkiTensor, key: Any, value: Any) -> None:
-    """`tensor[key] = value` copies a tensor of the same element count."""
-    from .isa.copies import store_into
-
-    store_into(getitem(t, key), value)
-
-
-def slice_dim(t: NkiTensor, dim: int, start: int, end: int, step: int) -> NkiTensor:
+def slice_dim(t: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
     """NkiTensor.slice; NkiValidationError outside 0 <= start < end <= size, step >= 1."""
     n = t.shape[_dimension(t, dim)]
     if not (0 <= start < end <= n and step >= 1):
@@ -193,12 +178,10 @@ def slice_dim(t: NkiTensor, dim: int, start: int, end: int, step: int) -> NkiTen
     return getitem(t, tuple(keys))
 
 
-def select(t: NkiTensor, dim: int, index: Any) -> NkiTensor:
+def select(t: Tensor, dim: int, index: Any) -> Tensor:
     """NkiTensor.select with a static, register or tensor index."""
-    from .tensor import NkiTensor, handle
-
     dim = _dimension(t, dim)
-    if not isinstance(index, (NkiTensor, VirtualRegister)):
+    if not isinstance(index, (Strided, VirtualRegister)):
         if not 0 <= index < t.shape[dim]:
             raise NkiValidationError(
                 f"select(dim={dim}, index={index}): allowed is 0..{t.shape[dim] - 1}"
@@ -210,34 +193,10 @@ def select(t: NkiTensor, dim: int, index: Any) -> NkiTensor:
     if len(shape) < (2 if t.buffer in ON_CHIP else 1):
         shape, strides = shape + (1,), strides + (t.strides[dim],)
     rest = t.derive(shape, strides, t.offset)
-    return handle(t.storage, rest.v, dynamic)
+    return t.on(rest.v, dynamic)
 
 
-def _dimension(t: NkiTensor, dim: int) -> int:
+def _dimension(t: Strided, dim: int) -> int:
     if not 0 <= dim < t.ndim:
         raise NkiValidationError(f"dimension {dim} of a tensor with {t.ndim} dimensions")
     return dim
-
-
-def wrap_storage(
-    shape: tuple[int, ...], dtype: str, storage: Any, buffer: MemoryRegion | str, name: str
-) -> NkiTensor:
-    """A row-major tensor on an existing storage (the NkiTensor constructor)."""
-    from .tensor import handle
-
-    if not isinstance(storage, Storage):
-        raise NkiValidationError(
-            f"NkiTensor needs a storage handle, got {type(storage).__name__}; "
-            "allocate tensors with nl.ndarray"
-        )
-    dtype = dtype_name(dtype)
-    shape = tuple(int(n) for n in shape)
-    strides = row_major(shape)
-    if shape[0] * strides[0] * ITEMSIZE[dtype] > storage.nbytes:
-        raise NkiValidationError(
-            f"a {dtype} tensor of shape {shape} does not fit the {storage.nbytes} bytes "
-            f"of storage {storage.name!r}"
-        )
-    if name:
-        storage.name = name
-    return handle(storage, storage.view(dtype, shape, strides, 0))

@@ -21,8 +21,9 @@ from .regions import (
     MemoryRegion,
 )
 from .serial import new_serial
-from .storage import Storage, Use
+from .storage import Storage
 from .strict import violation
+from .view import Use
 from .written import Written
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from .dtypes import Array
 from .errors import kernel_line
-from .storage import Storage, View
+from .storage import Storage, Watch
 from .strict import violation
-from .watch import Watch
+from .view import View
 
 
 class Box(NamedTuple):

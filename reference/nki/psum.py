@@ -9,7 +9,7 @@ import numpy as np
 from .dtypes import Array
 
 if TYPE_CHECKING:
-    from .storage import Storage, View
+    from .view import Bytes, View
 
 
 class PsumState:
@@ -28,7 +28,7 @@ class PsumState:
         self.epoch = 0
         self._map: Array | None = None
 
-    def summed(self, view: View, storage: Storage) -> bool | Array:
+    def summed(self, view: View, storage: Bytes) -> bool | Array:
         """True or False when it holds for all elements of the view, else one bool per element."""
         if self.whole or (view.group_epoch == self.epoch):
             return True
@@ -39,7 +39,7 @@ class PsumState:
             return True
         return mask if mask.any() else False
 
-    def add_group(self, view: View, storage: Storage) -> None:
+    def add_group(self, view: View, storage: Bytes) -> None:
         """A matmul wrote the view: later ones may add to it."""
         if self.whole or view.group_epoch == self.epoch:
             return
@@ -51,7 +51,7 @@ class PsumState:
         self.epoch += 1
         view.group_epoch = self.epoch
 
-    def overwrite(self, view: View, storage: Storage) -> None:
+    def overwrite(self, view: View, storage: Bytes) -> None:
         """Something other than a summing matmul wrote the view."""
         self.epoch += 1
         if view.layout.run * view.layout.itemsize == storage.nbytes:
@@ -61,7 +61,7 @@ class PsumState:
         self._mask(view, storage)[...] = 0
         self.whole = False
 
-    def _mask(self, view: View, storage: Storage) -> Array:
+    def _mask(self, view: View, storage: Bytes) -> Array:
         """The summed map under the view; every byte of an element has its state."""
         if self._map is None:
             self._map = np.zeros(storage.buffer.size, np.int8)

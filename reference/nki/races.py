@@ -10,9 +10,9 @@ import numpy as np
 from .core import current
 from .dtypes import Array
 from .errors import CoreRaceError, kernel_line
-from .storage import Storage, View
+from .storage import Storage, Watch
 from .strict import violation
-from .watch import Watch
+from .view import View
 
 
 class _Pending(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from .dtypes import ITEMSIZE, Array, cast, sentinel
@@ -14,90 +12,48 @@ from .records import Access
 from .regions import ON_CHIP, PSUM, MemoryRegion
 from .serial import new_serial
 from .strict import level, violation
-from .watch import Watch
+from .view import Bytes, GapOrigin, Use, View
 from .written import Written
 
 
-class Use:
-    """One on-chip allocation for the capacity account: bytes and the instructions that use it.
+class Watch:
+    """Hooks for storages whose accesses need more than the fast path."""
 
-    `line` allocates it, `first` and `last` number the instructions between which it is live,
-    `first_line` is the kernel's line of the first.
-    """
+    __slots__ = ()
 
-    __slots__ = ("first", "first_line", "last", "line", "name", "nbytes")
+    def before_read(
+        self,
+        storage: Storage,
+        view: View,
+        instruction: str,
+        operand: str,
+        rows: Array | None = None,
+    ) -> None:
+        """Called before a read through `view`, of its rows `rows` only if given."""
 
-    def __init__(self, nbytes: int, name: str, line: tuple[str, int]) -> None:
-        self.nbytes = nbytes
-        self.name = name
-        self.line = line
-        self.first_line = line
-        self.first = -1
-        self.last = -1
-
-
-class View:
-    """A layout at an offset of a storage, with its NumPy array and float32 shadow.
-
-    `offset` counts elements of the layout's dtype in the flat storage. `known` is set once all
-    its bytes are known to be written. A View never refers to its storage, so a dropped tile is
-    freed at once.
-    """
-
-    __slots__ = (
-        "access",
-        "array",
-        "f32",
-        "f32_version",
-        "group_epoch",
-        "known",
-        "layout",
-        "offset",
-    )
-
-    def __init__(self, layout: Layout, offset: int, array: Array) -> None:
-        self.layout = layout
-        self.offset = offset
-        self.array = array
-        self.known = False
-        self.f32: Array | None = None
-        self.f32_version = -1
-        self.group_epoch = -1
-        self.access: Access | None = None
+    def before_write(
+        self, storage: Storage, view: View, instruction: str, rows: Array | None = None
+    ) -> None:
+        """Called before a write through `view`, of its rows `rows` only if given."""
 
 
-class GapOrigin(NamedTuple):
-    """The first instruction that read the unwritten elements of a tile: message and line."""
-
-    text: str
-    file: str
-    line: int
-
-
-class Storage:
+class Storage(Bytes):
     """Bytes of one tensor.
 
-    `row_bytes` is the number of bytes per partition (0 in HBM), `pitch` the distance between
-    partitions, `base` the byte of the first element in `buffer`. `written` says that all bytes
-    are written, `writes` which ones while not.
+    `written` says that all bytes are written, `writes` which ones while not.
     `gap_origin` names the instruction that read the gaps of this tile first.
     `watched` storages take the slow path of every access: caller-owned, shared or overlapping.
     """
 
     __slots__ = (
         "__weakref__",
-        "base",
         "born",
-        "buffer",
         "first_byte",
         "gap_origin",
         "in_arena",
         "name",
-        "nbytes",
-        "pitch",
         "psum",
         "region",
-        "row_bytes",
         "serial",
         "start",
         "use",
@@ -120,13 +76,9 @@ class Storage:
         start: int = 0,
         written: bool = False,
     ) -> None:
+        super().__init__(buffer, nbytes, row_bytes, pitch, base)
         self.region = region
-        self.buffer = buffer
-        self.nbytes = nbytes
         self.name = name
-        self.row_bytes = row_bytes
-        self.pitch = pitch
-        self.base = base
         self.start = start
         self.written = written
         self.writes = Written()
@@ -202,30 +154,6 @@ class Storage:
             self.start + partition,
             layout.shape,
             steps,
-        )
-
-    @property
-    def num_rows(self) -> int:
-        """Partitions of an on-chip tile; 1 in HBM."""
-        return self.nbytes // self.row_bytes if self.row_bytes else 1
-
-    def byte_rows(self, marks: Array) -> Array:
-        """A byte map of the buffer as [rows, bytes per row] of this storage."""
-        if not self.row_bytes:
-            return marks.reshape(1, -1)
-        return np.ndarray(
-            (self.num_rows, self.row_bytes), np.uint8, marks, self.base, (self.pitch, 1)
-        )
-
-    def bytes_of(self, view: View, marks: Array) -> Array:
-        """The part of a byte map of the buffer under `view`: the first byte of each element."""
-        layout = view.layout
-        return np.ndarray(
-            layout.shape,
-            np.uint8,
-            marks,
-            self.base + layout.byte_step(view.offset),
-            layout.np_strides,
         )
 
     def note_write(self, view: View) -> None:

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn, SupportsFloat
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, SupportsFloat
 
 from . import access_pattern, indexing, views
-from .dtypes import Array
+from .dtypes import ITEMSIZE, Array, dtype_name
 from .errors import NkiValidationError, at_kernel_line
-from .nkiobject import NKIObject
+from .layout import row_major
 from .records import Access
 from .regions import SBUF, MemoryRegion
 from .registers import VirtualRegister
-from .storage import Storage, View
+from .storage import Storage
+from .strided import Dynamic, Strided
+from .view import View
 
 
-class Dynamic:
-    """A run-time address: `index * step` elements are added to the view's offset.
-
-    `index` is a register or a one-element SBUF tensor (scalar), or with `vector` an SBUF tensor
-    with one index per row of dimension 0. `dim` is the view dimension that took part, -1 none.
-    """
-
-    __slots__ = ("dim", "index", "step", "vector")
-
-    def __init__(
-        self, index: VirtualRegister | NkiTensor, step: int, *, vector: bool, dim: int
-    ) -> None:
-        self.index = index
-        self.step = step
-        self.vector = vector
-        self.dim = dim
-
-
-class NkiTensor(NKIObject):
+class NkiTensor(Strided):
     """NKI tensor with shape-based view operations; views share the storage, nothing is copied.
 
     Dimension 0 of SBUF and PSUM tensors is the partition dimension.
     """
 
-    __slots__ = ("dynamic", "storage", "v")
+    __slots__ = ()
 
-    storage: Storage
-    v: View
-    dynamic: Dynamic | None
+    assign: ClassVar[Callable[[NkiTensor, Any], None]]
+    """`tensor[...] = value`, from the copy instructions, which build on this module."""
 
     def __init__(
         self,
@@ -53,50 +36,24 @@ class NkiTensor(NKIObject):
         buffer: MemoryRegion | str = SBUF,
         name: str = "",
     ) -> None:
-        made = indexing.wrap_storage(shape, dtype, storage, buffer, name)
-        self.storage = made.storage
-        self.v = made.v
+        if not isinstance(storage, Storage):
+            raise NkiValidationError(
+                f"NkiTensor needs a storage handle, got {type(storage).__name__}; "
+                "allocate tensors with nl.ndarray"
+            )
+        dtype = dtype_name(dtype)
+        shape = tuple(int(n) for n in shape)
+        strides = row_major(shape)
+        if shape[0] * strides[0] * ITEMSIZE[dtype] > storage.nbytes:
+            raise NkiValidationError(
+                f"a {dtype} tensor of shape {shape} does not fit the {storage.nbytes} bytes "
+                f"of storage {storage.name!r}"
+            )
+        if name:
+            storage.name = name
+        self.storage = storage
+        self.v = storage.view(dtype, shape, strides, 0)
         self.dynamic = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the dimensions."""
-        return self.v.layout.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Steps in elements of the flat storage."""
-        return self.v.layout.strides
-
-    @property
-    def offset(self) -> int:
-        """First element, counted in the flat storage."""
-        return self.v.offset
-
-    @property
-    def dtype(self) -> str:
-        """NKI dtype name."""
-        return self.v.layout.dtype
-
-    @property
-    def buffer(self) -> MemoryRegion:
-        """The memory region."""
-        return self.storage.region
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self.v.layout.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.v.layout.size
-
-    @property
-    def name(self) -> str:
-        """Debug name."""
-        return self.storage.name
 
     @property
     def access(self) -> Access:
@@ -122,18 +79,6 @@ class NkiTensor(NKIObject):
         """A copy of the values, for debugging."""
         return self.v.array.copy()
 
-    def derive(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int | None = None
-    ) -> NkiTensor:
-        """The same storage, dtype and run-time address with another pattern (offset None: same)."""
-        made: NkiTensor = object.__new__(NkiTensor)
-        made.storage = storage = self.storage
-        made.v = storage.view(
-            self.v.layout.dtype, shape, strides, self.v.offset if offset is None else offset
-        )
-        made.dynamic = self.dynamic
-        return made
-
     def is_contiguous(self) -> bool:
         """Whether the free dimensions (HBM: all) are row-major without gaps."""
         return views.is_contiguous(self)
@@ -150,7 +95,7 @@ class NkiTensor(NKIObject):
         return indexing.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        indexing.setitem(self, key, value)
+        NkiTensor.assign(indexing.getitem(self, key), value)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -185,7 +130,7 @@ class NkiTensor(NKIObject):
             self._no_operator()
         return other is self
 
-    __hash__ = NKIObject.__hash__
+    __hash__ = Strided.__hash__
 
     def _no_operator(self, *_: Any) -> NoReturn:
         raise NkiValidationError(
@@ -275,28 +220,6 @@ class NkiTensor(NKIObject):
             "NkiTensor.indirect exists on trn3 (NeuronCore-v4) only, the target is trn2; "
             "use .ap(vector_offset=...) with dma_copy"
         )
-
-
-class UnusableTensor(NkiTensor):
-    """An access pattern outside its tile: a kernel may make one, using it raises `error`."""
-
-    __slots__ = ("error",)
-
-    error: Exception
-
-    @property
-    def v(self) -> View:  # type: ignore[override]  # reading it is what raises
-        """Raise the error of the pattern."""
-        raise self.error
-
-
-def unusable(t: NkiTensor, error: Exception) -> NkiTensor:
-    """A tensor whose every use raises `error`."""
-    made: UnusableTensor = object.__new__(UnusableTensor)
-    made.storage = t.storage
-    made.dynamic = None
-    made.error = error
-    return made
 
 
 def handle(storage: Storage, view: View, dynamic: Dynamic | None = None) -> NkiTensor:

@@ -23,8 +23,9 @@ import numpy as np
 from .errors import called_from_kernel
 from .regions import ON_CHIP
 from .serial import new_serial
-from .storage import GapOrigin, Storage, View
+from .storage import Storage
 from .strict import violation
+from .view import GapOrigin, View
 
 _VALUES: Final = frozenset({int, float, bool, str, type(None), np.float32, np.int64})
 _CONSTANTS: Final = frozenset({"shared_identity_matrix", "shared_constant"})

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from .dtypes import ITEMSIZE, LOW_PRECISION, PRECISE, dtype_name
 from .errors import NkiValidationError
+from .strided import Strided
 
-if TYPE_CHECKING:
-    from .tensor import NkiTensor
+Tensor = TypeVar("Tensor", bound=Strided)
 
 
-def _free_dim(t: NkiTensor, method: str, dim: int) -> None:
+def _free_dim(t: Strided, method: str, dim: int) -> None:
     """Refuse dimension 0 where it is the partition or an indirect dimension."""
     if not 0 <= dim <= t.ndim:
         raise NkiValidationError(f"{method}: dimension {dim} of a tensor of shape {t.shape}")
@@ -23,12 +23,12 @@ def _free_dim(t: NkiTensor, method: str, dim: int) -> None:
         )
 
 
-def fixed_first(t: NkiTensor) -> bool:
+def fixed_first(t: Strided) -> bool:
     """Whether dimension 0 must stay as it is."""
     return t.v.layout.on_chip or (t.dynamic is not None and t.dynamic.vector)
 
 
-def is_contiguous(t: NkiTensor) -> bool:
+def is_contiguous(t: Strided) -> bool:
     """Row-major without gaps; dimension 0 of on-chip tensors and size-1 dimensions do not count."""
     step = 1
     first = 1 if t.v.layout.on_chip else 0
@@ -39,7 +39,7 @@ def is_contiguous(t: NkiTensor) -> bool:
     return True
 
 
-def permute(t: NkiTensor, dims: tuple[int, ...]) -> NkiTensor:
+def permute(t: Tensor, dims: tuple[int, ...]) -> Tensor:
     """NkiTensor.permute."""
     if sorted(dims) != list(range(t.ndim)):
         raise NkiValidationError(f"permute: {dims} is no permutation of 0..{t.ndim - 1}")
@@ -50,7 +50,7 @@ def permute(t: NkiTensor, dims: tuple[int, ...]) -> NkiTensor:
     return t.derive(tuple(t.shape[d] for d in dims), tuple(t.strides[d] for d in dims))
 
 
-def broadcast(t: NkiTensor, dim: int, size: int) -> NkiTensor:
+def broadcast(t: Tensor, dim: int, size: int) -> Tensor:
     """NkiTensor.broadcast."""
     _free_dim(t, "broadcast", dim)
     if t.shape[dim] != 1:
@@ -61,7 +61,7 @@ def broadcast(t: NkiTensor, dim: int, size: int) -> NkiTensor:
     return t.derive(shape, t.strides[:dim] + (0,) + t.strides[dim + 1 :])
 
 
-def expand_dim(t: NkiTensor, dim: int) -> NkiTensor:
+def expand_dim(t: Tensor, dim: int) -> Tensor:
     """NkiTensor.expand_dim."""
     _free_dim(t, "expand_dim", dim)
     step = t.shape[dim] * t.strides[dim] if dim < t.ndim else 1
@@ -70,7 +70,7 @@ def expand_dim(t: NkiTensor, dim: int) -> NkiTensor:
     )
 
 
-def squeeze_dim(t: NkiTensor, dim: int) -> NkiTensor:
+def squeeze_dim(t: Tensor, dim: int) -> Tensor:
     """NkiTensor.squeeze_dim."""
     _free_dim(t, "squeeze_dim", dim)
     if t.shape[dim] != 1:
@@ -80,7 +80,7 @@ def squeeze_dim(t: NkiTensor, dim: int) -> NkiTensor:
     return t.derive(t.shape[:dim] + t.shape[dim + 1 :], t.strides[:dim] + t.strides[dim + 1 :])
 
 
-def reshape_dim(t: NkiTensor, dim: int, shape: tuple[int, ...]) -> NkiTensor:
+def reshape_dim(t: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
     """NkiTensor.reshape_dim."""
     shape = _infer(shape, t.shape[dim], "reshape_dim")
     if shape == (t.shape[dim],):
@@ -97,7 +97,7 @@ def reshape_dim(t: NkiTensor, dim: int, shape: tuple[int, ...]) -> NkiTensor:
     )
 
 
-def flatten_dims(t: NkiTensor, start_dim: int, end_dim: int) -> NkiTensor:
+def flatten_dims(t: Tensor, start_dim: int, end_dim: int) -> Tensor:
     """NkiTensor.flatten_dims."""
     if not 0 <= start_dim <= end_dim < t.ndim:
         raise NkiValidationError(
@@ -121,7 +121,7 @@ def flatten_dims(t: NkiTensor, start_dim: int, end_dim: int) -> NkiTensor:
     )
 
 
-def reshape(t: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
+def reshape(t: Tensor, shape: tuple[int, ...]) -> Tensor:
     """NkiTensor.reshape: the no-copy rule of NumPy on the strided view.
 
     On chip the partition dimension stays, except that a tensor on one partition may only keep
@@ -191,11 +191,11 @@ def reshaped_strides(
 
 
 def rearrange(
-    t: NkiTensor,
+    t: Tensor,
     src_pattern: tuple[Any, ...],
     dst_pattern: tuple[Any, ...],
     fixed_sizes: dict[str, int] | None,
-) -> NkiTensor:
+) -> Tensor:
     """NkiTensor.rearrange: split by the source groups, permute, merge by the target groups."""
     sizes = dict(fixed_sizes or {})
     if len(src_pattern) != t.ndim:
@@ -226,10 +226,8 @@ def rearrange(
     return out
 
 
-def reinterpret(t: NkiTensor, dtype: str) -> NkiTensor:
+def reinterpret(t: Tensor, dtype: str) -> Tensor:
     """NkiTensor.view: the bits as another dtype, the last dimension contiguous and rescaled."""
-    from .tensor import handle
-
     dtype = dtype_name(dtype)
     if not PRECISE and dtype != t.dtype and LOW_PRECISION & {dtype, t.dtype}:
         raise NkiValidationError(
@@ -256,4 +254,4 @@ def reinterpret(t: NkiTensor, dtype: str) -> NkiTensor:
         shape = shape[:-1] + (shape[-1] * old // new,)
         strides = tuple(s * old // new for s in strides[:-1]) + (1,)
         offset = offset * old // new
-    return handle(t.storage, t.storage.view(dtype, shape, strides, offset), t.dynamic)
+    return t.on(t.storage.view(dtype, shape, strides, offset), t.dynamic)

@@ -14,7 +14,7 @@ import numpy as np
 from .dtypes import Array
 
 if TYPE_CHECKING:
-    from .storage import Storage, View
+    from .view import Bytes, View
 
 _MAP_TYPES: Final[dict[int, Any]] = {
     1: np.dtype(np.uint8),
@@ -42,7 +42,7 @@ class Written:
         self._map = shared_map
         self._shared = shared_map is not None
 
-    def add(self, storage: Storage, view: View) -> None:
+    def add(self, storage: Bytes, view: View) -> None:
         """The bytes of `view` are written now."""
         layout = view.layout
         if not self._shared and layout.dense and layout.partitions == storage.num_rows:
@@ -51,17 +51,17 @@ class Written:
         else:
             self.map_of(storage, view)[...] = 0
 
-    def add_all(self, storage: Storage) -> None:
+    def add_all(self, storage: Bytes) -> None:
         """Every byte is written now."""
         self._insert(0, storage.row_bytes or storage.nbytes)
 
-    def remove(self, storage: Storage, view: View, elements: Array) -> None:
+    def remove(self, storage: Bytes, view: View, elements: Array) -> None:
         """These elements of `view` count as not written; from here on only the map is exact."""
         self.map_of(storage, view)[elements] = _removed(view)
         self._starts.clear()
         self._ends.clear()
 
-    def removed_in(self, storage: Storage, view: View) -> Array:
+    def removed_in(self, storage: Bytes, view: View) -> Array:
         """Which elements of `view` count as not written because of `remove`."""
         marks: Array = self.map_of(storage, view) == _removed(view)
         return marks
@@ -81,7 +81,7 @@ class Written:
         starts.insert(at, start)
         ends.insert(at, end)
 
-    def all(self, storage: Storage) -> bool:
+    def all(self, storage: Bytes) -> bool:
         """Whether the intervals cover every byte."""
         return (
             len(self._starts) == 1
@@ -96,7 +96,7 @@ class Written:
         at = bisect_right(self._starts, start)
         return bool(at) and layout.spans and self._ends[at - 1] >= start + layout.span
 
-    def map_of(self, storage: Storage, view: View) -> Array:
+    def map_of(self, storage: Bytes, view: View) -> Array:
         """The map under `view`, one integer per element, 0 = written."""
         if self._map is None:
             self._map = np.ones(storage.buffer.shape, np.uint8)

@@ -173,3 +173,6 @@ def store_into(dst: NkiTensor, value: Any) -> None:
         tensor_copy(dst, value)
     else:
         dma_copy(dst, value)
+
+
+NkiTensor.assign = staticmethod(store_into)

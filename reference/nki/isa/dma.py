@@ -12,8 +12,8 @@ from ..core import current
 from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..regions import HBM, PSUM, SBUF, SHARED_HBM
-from ..storage import View
 from ..tensor import NkiTensor
+from ..view import View
 from .dma_rows import gather_rows, scatter, store_rows, through_fp32
 from .elementwise import signature
 from .enums import NkiInstruction, as_dge_mode, dge_mode, engine, oob_mode

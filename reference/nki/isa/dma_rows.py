@@ -7,9 +7,9 @@ import numpy as np
 from ..access_pattern import row_indices
 from ..dtypes import WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, OutOfBoundsError, at_kernel_line
-from ..storage import View
 from ..strict import violation
 from ..tensor import NkiTensor
+from ..view import View
 from .exactness import check_exact
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from ..core import RUN, current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, kernel_line
 from ..records import Access, Engine
-from ..storage import View
 from ..tensor import NkiTensor
+from ..view import View
 from .enums import NkiInstruction
 from .exactness import EXACT, check_exact, check_exact_immediate
 
@@ -180,7 +180,9 @@ def index_accesses(
     writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]
 ) -> tuple[Access, ...]:
     """What the run-time addresses of the operands read: index tiles and registers."""
-    return tuple([t.dynamic.index.access for t in (*writes, *reads) if t.dynamic is not None])
+    dynamic = [t.dynamic for t in (*writes, *reads) if t.dynamic is not None]
+    indices: list[Any] = [d.index for d in dynamic]
+    return tuple([index.access for index in indices])
 
 
 def account(writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> int:

@@ -17,9 +17,10 @@ import numpy as np
 
 from ..dtypes import Array, cast, sentinel
 from ..errors import kernel_line
-from ..storage import GapOrigin, Storage, View, unwritten_text
+from ..storage import Storage, unwritten_text
 from ..strict import level
 from ..tensor import NkiTensor
+from ..view import GapOrigin, View
 from .execute import view_of
 
 

@@ -8,9 +8,10 @@ from ..dtypes import FP8
 from ..errors import NkiValidationError
 from ..layout import Layout
 from ..regions import PSUM_BANK_BYTES
-from ..storage import Storage, View
+from ..storage import Storage
 from ..strict import violation
 from ..tensor import NkiTensor
+from ..view import View
 from .enums import matmul_perf_mode
 from .operands import PSUM_ONLY, SBUF_ONLY, allowed_starts, check_destination, check_tile
 
