@@ -58,8 +58,9 @@ def getitem(t: Tensor, key: Any) -> Tensor:
                 strides.append(stride)
                 continue
             start, stop, step = k.indices(n)
-            if (k.stop is not None and not -n <= k.stop <= n) or (
-                k.start is not None and not -n <= k.start <= n
+            first, last = k.start, k.stop
+            if (last is not None and (last > n or last < -n)) or (
+                first is not None and (first > n or first < -n)
             ):
                 _clipped(t, k, dim, n)
             if step < 1:

@@ -140,10 +140,7 @@ def _activation(
         sums = _accumulate(me, out, layout.start, layout.partitions, command)
     if not plain:
         if integers:
-            term64 = None if term is None else np.float64(term)
-            check_exact_result(
-                out, layout.dtype, me, lambda: _in_fp64(function, x, np.float64(factor), term64)
-            )
+            _check_exact(me, function, out, layout.dtype, x, factor, term)
         put(dst, out, me)
     if reduce_res is not None:
         assert sums is not None
@@ -156,10 +153,18 @@ _IDLE: Final = reduce_cmd.idle
 _KEEP_INTEGERS: Final = frozenset({"copy", "square", "relu", "abs"})
 
 
-def _in_fp64(function: Activation, x: Array, factor: Any, term: Any) -> Array:
-    """What integers give without rounding to fp32 between the steps."""
-    scaled = x.astype(np.float64) * factor
-    return np.asarray(function.apply(scaled if term is None else scaled + term), np.float64)
+def _check_exact(
+    me: str, function: Activation, out: Array, dtype: str, x: Array, factor: Any, term: Any
+) -> None:
+    """Compare with what integers give without rounding to fp32 between the steps."""
+
+    def in_fp64() -> Array:
+        scaled = x.astype(np.float64) * np.float64(factor)
+        if term is not None:
+            scaled = scaled + np.float64(term)
+        return np.asarray(function.apply(scaled), np.float64)
+
+    check_exact_result(out, dtype, me, in_fp64)
 
 
 def _accumulate(me: str, out: Array, start: int, partitions: int, command: reduce_cmd) -> Array:

@@ -12,6 +12,7 @@ from ..core import RUN, current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, kernel_line
 from ..records import Access, Engine
+from ..strided import Dynamic
 from ..tensor import NkiTensor
 from ..view import View
 from .enums import NkiInstruction
@@ -180,9 +181,13 @@ def index_accesses(
     writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]
 ) -> tuple[Access, ...]:
     """What the run-time addresses of the operands read: index tiles and registers."""
-    dynamic = [t.dynamic for t in (*writes, *reads) if t.dynamic is not None]
-    indices: list[Any] = [d.index for d in dynamic]
-    return tuple([index.access for index in indices])
+    return tuple([_index_access(t.dynamic) for t in (*writes, *reads) if t.dynamic is not None])
+
+
+def _index_access(dynamic: Dynamic) -> Access:
+    index: Any = dynamic.index
+    found: Access = index.access
+    return found
 
 
 def account(writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]) -> int:

@@ -173,7 +173,7 @@ def tensor_scalar_reduce(
     flat = values.reshape(layout.partitions, -1)
     sums = reduction.reduce(flat, axis=1)
     if data.v.layout.dtype in INTEGERS:
-        check_exact_result(values, dst.dtype, me, lambda: _in_fp64(first, x, a))
+        _check_exact(first, values, dst.dtype, me, x, a)
         check_exact_sums(flat, data.dtype, "float32", reduction.name, me)
     rows = slice(layout.start, layout.start + layout.partitions)
     sums = accumulate_vector(me, rows, sums, reduction, reduce_cmd, init)
@@ -186,9 +186,13 @@ def tensor_scalar_reduce(
     return finish("vector", "tensor_scalar_reduce", writes, reads, f"{first.name},{reduction.name}")
 
 
-def _in_fp64(op: Op, x: Array, a: Any) -> Array:
-    """What an operator gives without rounding to fp32."""
-    return np.asarray(op.apply(x.astype(np.float64), None if a is None else np.float64(a)))
+def _check_exact(op: Op, values: Array, dtype: str, me: str, x: Array, a: Any) -> None:
+    """Compare an operator's result with what it gives without rounding to fp32."""
+
+    def in_fp64() -> Array:
+        return np.asarray(op.apply(x.astype(np.float64), None if a is None else np.float64(a)))
+
+    check_exact_result(values, dtype, me, in_fp64)
 
 
 def _plan_scalar_reduce(

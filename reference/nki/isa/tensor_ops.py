@@ -61,12 +61,7 @@ def tensor_tensor(
     else:
         values = plan.op0(x, y)
         if plan.rounded:
-            check_exact_result(
-                values,
-                dst.dtype,
-                me,
-                lambda: np.asarray(plan.op0(x.astype(np.float64), y.astype(np.float64))),
-            )
+            _check_exact(plan.op0, values, dst.dtype, me, x, y)
         put(dst, values, me)
     return finish(plan.engine, "tensor_tensor", (dst,), (data1, data2), plan.name)
 
@@ -158,22 +153,28 @@ def scalar_tensor_tensor(
         plan.op0(x, a, out=out)
     if plan.rounded:
         inner = out.copy()
-        check_exact_result(inner, dst.dtype, me, lambda: _in_fp64(plan.op0, x, a, reverse0))
+        _check_exact(plan.op0, inner, dst.dtype, me, x, a, reverse0)
     if reverse1:
         plan.op1(y, out, out=out)
     else:
         plan.op1(out, y, out=out)
     if not direct:
         if plan.rounded:
-            check_exact_result(out, dst.dtype, me, lambda: _in_fp64(plan.op1, inner, y, reverse1))
+            _check_exact(plan.op1, out, dst.dtype, me, inner, y, reverse1)
         put(dst, out, me)
     return finish("vector", "scalar_tensor_tensor", (dst,), reads, plan.name)
 
 
-def _in_fp64(op: Any, x: Any, y: Any, reverse: bool) -> Array:
-    """What an operator gives without rounding to fp32."""
-    wide_x, wide_y = (None if v is None else np.asarray(v, np.float64) for v in (x, y))
-    return np.asarray(op(wide_y, wide_x) if reverse else op(wide_x, wide_y))
+def _check_exact(
+    op: Any, values: Array, dtype: str, me: str, x: Any, y: Any, reverse: bool = False
+) -> None:
+    """Compare an operator's result with what it gives without rounding to fp32."""
+
+    def in_fp64() -> Array:
+        wide_x, wide_y = (None if v is None else np.asarray(v, np.float64) for v in (x, y))
+        return np.asarray(op(wide_y, wide_x) if reverse else op(wide_x, wide_y))
+
+    check_exact_result(values, dtype, me, in_fp64)
 
 
 def _plan_scalar_tensor(

@@ -77,7 +77,10 @@ def tensor_scalar(
         a = operand_value(operand0, plan.ndim, me, "operand0")
         reads = (data, operand0)
     elif operand0 is not None:
-        a = plan.constant(operand0, me, "operand0")
+        if type(operand0) is float:
+            a = np.float32(operand0)
+        else:
+            a = plan.constant(operand0, me, "operand0")
     b: Any = operand1
     if column1:
         b = operand_value(operand1, plan.ndim, me, "operand1")
