@@ -78,6 +78,18 @@ def test_nki_is_known_under_every_name_that_the_file_gives_it(case: Case) -> Non
     assert_case(case, level=1)
 
 
+def test_a_tensor_of_the_body_of_a_dynamic_loop_ends_with_the_loop() -> None:
+    loop = "@nki.jit\ndef kernel(x, n):\n    for i in nl.dynamic_range(n):\n"
+    allocation = "t = nl.ndarray((1, 4), nl.float32)\n"
+    use = "    nisa.memset(t, value=0)\n"
+    inside = reports(loop + 8 * " " + allocation + use, level=1)
+    assert [item.rule for item in inside] == ["deprecated-api", "loop-tensor"]
+    before = (
+        loop.replace("    for", f"    {allocation}    for") + 8 * " " + use.strip() + "\n" + use
+    )
+    assert [item.rule for item in reports(before, level=1)] == ["deprecated-api"]
+
+
 def test_is_none_is_information_because_kernels_that_compile_use_it() -> None:
     source = "@nki.jit\ndef kernel(x, n):\n    if n is None:\n        n = 1"
     assert [item.rule for item in reports(source, level=0)] == ["is"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from . import api_tables as tables
 from . import signatures
 from .finding import Finding, Kind
-from .scope import Rule, Scope, literal_int
+from .scope import File, Rule, Scope, literal_int
 
 _ENUM_PARAMETERS = {
     "engine": "nisa.engine",
@@ -111,21 +111,23 @@ def _accepts(signature: inspect.Signature, keyword: str) -> bool:
 
 
 def jit_options(scope: Scope) -> Iterator[Finding]:
-    """Options of nki.jit that raise or are ignored."""
+    """Options of nki.jit, as a decorator, that raise or are ignored."""
     for decorator in scope.function.decorator_list:
-        if scope.module.called(decorator) != "nki.jit" or not isinstance(decorator, ast.Call):
-            continue
-        for keyword in decorator.keywords:
-            key = ("nki.jit", keyword.arg or "")
-            message = f"nki.jit({keyword.arg}=)"
-            if key in tables.REMOVED_KEYWORDS:
-                change = tables.REMOVED_KEYWORDS[key]
-                text = f"{message}: {change.what}"
-                yield scope.report(Kind.REMOVED, "removed-keyword", keyword, text, change[1])
-            elif key in tables.DEPRECATED_KEYWORDS:
-                change = tables.DEPRECATED_KEYWORDS[key]
-                text = f"{message}: {change.what}"
-                yield scope.report(Kind.DEPRECATED, "deprecated-api", keyword, text, change[1])
+        if isinstance(decorator, ast.Call) and scope.module.wraps_as_kernel(decorator):
+            yield from jit_keywords(scope.file, decorator)
+
+
+def jit_keywords(file: File, call: ast.Call) -> Iterator[Finding]:
+    """Yield the options of one call of nki.jit that raise or are ignored."""
+    for keyword in call.keywords:
+        key = ("nki.jit", keyword.arg or "")
+        for table, kind, rule in (
+            (tables.REMOVED_KEYWORDS, Kind.REMOVED, "removed-keyword"),
+            (tables.DEPRECATED_KEYWORDS, Kind.DEPRECATED, "deprecated-api"),
+        ):
+            if key in table:
+                message = f"nki.jit({keyword.arg}=): {table[key].what}"
+                yield file.report(kind, rule, keyword, message, table[key].replacement)
 
 
 def missing_arguments(scope: Scope) -> Iterator[Finding]:
@@ -156,16 +158,12 @@ def missing_arguments(scope: Scope) -> Iterator[Finding]:
 
 
 def _usage(name: str) -> str:
-    """Return a call with all parameters and their defaults."""
+    """Return a call with its required parameters."""
     signature = signatures.signature(name)
-    parameters = signature.parameters.values() if signature is not None else ()
-    return f"{_short(name)}({', '.join(_parameter(item) for item in parameters)})"
-
-
-def _parameter(parameter: inspect.Parameter) -> str:
-    if parameter.default is parameter.empty:
-        return parameter.name
-    return f"{parameter.name}={getattr(parameter.default, '__name__', parameter.default)}"
+    parameters = list(signature.parameters.values()) if signature is not None else []
+    given = [item.name for item in parameters if item.default is item.empty]
+    optional = ["..."] if len(given) < len(parameters) else []
+    return f"{_short(name)}({', '.join(given + optional)})"
 
 
 def _expands(call: ast.Call) -> bool:
@@ -206,11 +204,12 @@ def constants(scope: Scope) -> Iterator[Finding]:
     """Buffers as strings and enums as integers are rejected since 0.3.0."""
     for name, call in scope.calls:
         for parameter, value in bound_arguments(name, call):
-            if parameter == "buffer" and isinstance(value, ast.Constant):
-                if isinstance(value.value, str):
-                    message = f"buffer {value.value!r} as a string"
-                    use = f"nl.{value.value}"
-                    yield scope.report(Kind.REJECTED, "string-buffer", value, message, use)
+            if parameter == "buffer" and scope.value(value).kind == "str":
+                message = f"buffer {ast.unparse(value)} as a string"
+                use = "nl.sbuf, nl.psum, nl.shared_hbm, ..."
+                if isinstance(value, ast.Constant):
+                    use = f"nl.{value.value!s}"
+                yield scope.report(Kind.REJECTED, "string-buffer", value, message, use)
             elif parameter in _ENUM_PARAMETERS and literal_int(value) is not None:
                 message = f"integer {ast.unparse(value)} for {parameter}"
                 use = f"a member of {_ENUM_PARAMETERS[parameter]}"

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from . import api_tables as tables
+from .api_rules import jit_keywords
 from .finding import Finding, Kind
 from .scope import File, FileRule
 
@@ -29,4 +30,17 @@ def _entry_point(file: File, node: ast.AST, name: str) -> Finding:
     )
 
 
-RULES: tuple[FileRule, ...] = (entry_points,)
+def jit_calls(file: File) -> Iterator[Finding]:
+    """Options of nki.jit where it is called with the function."""
+    decorators = {
+        item
+        for node in file.module.bindings.scope_of
+        for item in getattr(node, "decorator_list", ())
+    }
+    for node in file.module.bindings.scope_of:
+        call = node if isinstance(node, ast.Call) and node not in decorators else None
+        if call is not None and file.module.wraps_as_kernel(call):
+            yield from jit_keywords(file, call)
+
+
+RULES: tuple[FileRule, ...] = (entry_points, jit_calls)

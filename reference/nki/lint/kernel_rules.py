@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from .finding import Finding, Kind
 from .nki_names import dotted
 from .scope import File, FileRule, Rule, Scope
-from .value import NEW_TENSORS, new_buffer
 
 _WRAPPERS = ("nki.jit", "nki.simulate")
 
@@ -55,18 +54,17 @@ def outputs(scope: Scope) -> Iterator[Finding]:
     """
     if not scope.is_kernel or _is_called(scope):
         return
-    buffers = _buffers(scope)
     for node in scope.of(ast.Return):
-        if scope.module.scope_of(node) is not scope.function:
+        if scope.module.scope_of(node) is not scope.function or node.value is None:
             continue
         values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
         for value in values:
-            where = buffers.get(value.id, "") if isinstance(value, ast.Name) else ""
-            if where not in ("", "shared_hbm"):
-                message = f"kernel output {ast.unparse(value or node)} is in {where}"
+            kind, where, _ = scope.value(value)
+            if kind == "tensor" and where not in ("", "shared_hbm"):
+                message = f"kernel output {ast.unparse(value)} is in {where}"
                 on_chip = where in ("sbuf", "psum")
-                kind = Kind.INFORMATION if on_chip else Kind.REJECTED
-                yield scope.report(kind, "output-buffer", node, message, "buffer=nl.shared_hbm")
+                level = Kind.INFORMATION if on_chip else Kind.REJECTED
+                yield scope.report(level, "output-buffer", node, message, "buffer=nl.shared_hbm")
 
 
 def _is_called(scope: Scope) -> bool:
@@ -75,18 +73,6 @@ def _is_called(scope: Scope) -> bool:
         for device_function in scope.module.device_functions
         for node in scope.module.code_nodes(device_function)
     )
-
-
-def _buffers(scope: Scope) -> dict[str, str]:
-    """Map names that are assigned exactly once, from nl.ndarray or the like, to their buffer."""
-    found = {}
-    for name, values in scope.module.bindings.bound[scope.function].items():
-        value = values[0]
-        if len(values) == 1 and isinstance(value, ast.Call):
-            called = scope.module.called(value)
-            if called.removeprefix("nki.language.") in NEW_TENSORS:
-                found[name] = new_buffer(scope.module, called, value)
-    return found
 
 
 def legacy_namespace(scope: Scope) -> Iterator[Finding]:

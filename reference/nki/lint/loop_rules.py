@@ -9,6 +9,10 @@ from .loops import DYNAMIC_LOOPS
 from .scope import Rule, Scope, literal_int
 
 DYNAMIC_RANGE = "nki.language.dynamic_range"
+_CONDITION = "return of the condition register"
+_REGISTERS: tuple[str, ...] = ("", "register")  # or what is not known
+_BOUNDS = ("lower", "upper", "start", "stop")
+_LOADED = "register = nisa.register_alloc(), then nisa.register_load(register, tile)"
 _WRITES = ("nki.isa.register_move", "nki.isa.register_load")
 
 
@@ -51,8 +55,25 @@ def bodies(scope: Scope) -> Iterator[Finding]:
                     yield scope.report(Kind.REJECTED, "fori-loop-body", node, message, use)
         elif not any(node.value is not None for node in returns):
             message = f"{body.name} returns no condition to nl.while_loop"
-            use = "return of the condition register"
-            yield scope.report(Kind.REJECTED, "while-loop-body", body, message, use)
+            yield scope.report(Kind.REJECTED, "while-loop-body", body, message, _CONDITION)
+        else:
+            for node in returns:
+                kind = scope.value(node.value).kind if node.value is not None else "none"
+                if kind not in ("", "register"):
+                    message = f"{body.name} returns a {kind} as the condition of nl.while_loop"
+                    yield scope.report(Kind.REJECTED, "while-loop-body", node, message, _CONDITION)
+        yield from _parameters(scope, body, loop)
+
+
+def _parameters(scope: Scope, body: Function, loop: str) -> Iterator[Finding]:
+    """Yield what is wrong with the number of parameters of a body."""
+    args = body.args
+    required = len(args.posonlyargs) + len(args.args) - len(args.defaults)
+    most = len(args.posonlyargs) + len(args.args)
+    if required > 1 or (most < 1 and args.vararg is None):
+        message = f"{body.name} takes {required} arguments; nl.{loop} gives one"
+        use = f"def {body.name}(i)" if loop == "fori_loop" else f"def {body.name}(register)"
+        yield scope.report(Kind.REJECTED, f"{loop.replace('_', '-')}-body", body, message, use)
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -74,6 +95,45 @@ def steps(scope: Scope) -> Iterator[Finding]:
                 message = f"nl.{name.rpartition('.')[2]} step {ast.unparse(step)}"
                 use = "a positive compile-time integer; the loop only counts up"
                 yield scope.report(Kind.REJECTED, "fori-loop-step", step, message, use)
+
+
+def bounds(scope: Scope) -> Iterator[Finding]:
+    """Bounds are integers or registers, conditions registers."""
+    for name, call in scope.calls:
+        loop = name.rpartition(".")[2]
+        allowed = _REGISTERS
+        if loop == "while_loop":
+            given = call.args[:1] + [item.value for item in call.keywords if item.arg == "init"]
+            what, use = "condition", "nisa.register_alloc(1)"
+        elif name in DYNAMIC_LOOPS or name == DYNAMIC_RANGE:
+            given = call.args[:2]
+            given += [item.value for item in call.keywords if item.arg in _BOUNDS]
+            allowed, what, use = (*_REGISTERS, "int"), "bound", _LOADED
+        else:
+            continue
+        for value in given:
+            kind = scope.value(value).kind
+            if kind not in allowed and kind != "nki":
+                message = f"{ast.unparse(value)} ({kind}) as a {what} of nl.{loop}"
+                yield scope.report(Kind.REJECTED, "loop-bound", value, message, use)
+
+
+def outliving_tensors(scope: Scope) -> Iterator[Finding]:
+    """A tensor that the body of a dynamic loop allocates does not exist after the loop."""
+    for loop in scope.of(ast.For):
+        if scope.module.called(loop.iter) != DYNAMIC_RANGE:
+            continue
+        inside = set(ast.walk(loop))
+        for name, values in scope.module.bindings.bound[scope.module.scope_of(loop)].items():
+            if not all(isinstance(item, ast.AST) and item in inside for item in values):
+                continue
+            for node in scope.of(ast.Name):
+                later = node.id == name and node not in inside and node.lineno > loop.lineno
+                if later and scope.value(node).kind == "tensor":
+                    message = f"{name} is allocated in the body of a dynamic loop that has ended"
+                    use = "nl.ndarray before the loop"
+                    yield scope.report(Kind.REJECTED, "loop-tensor", node, message, use)
+                    break
 
 
 def carried_registers(scope: Scope) -> Iterator[Finding]:
@@ -125,4 +185,11 @@ def _bound_inside(scope: Scope, name: ast.Name, inside: set[ast.AST]) -> bool:
     return any(isinstance(item, ast.AST) and item in inside for item in found[1])
 
 
-RULES: tuple[Rule, ...] = (reordering, bodies, steps, carried_registers)
+RULES: tuple[Rule, ...] = (
+    reordering,
+    bodies,
+    steps,
+    bounds,
+    outliving_tensors,
+    carried_registers,
+)

@@ -78,7 +78,7 @@ class Module:
         for node in self.bindings.scope_of:
             if isinstance(node, FUNCTION_TYPES):
                 functions.append(node)
-            elif self.called(node) in ("nki.jit", "nki.simulate") and isinstance(node, ast.Call):
+            elif isinstance(node, ast.Call) and self.wraps_as_kernel(node):
                 wrapped |= {arg.id for arg in node.args if isinstance(arg, ast.Name)}
         return frozenset(
             node for node in functions if node.name in wrapped or self._is_decorated(node)
@@ -86,9 +86,19 @@ class Module:
 
     def _is_decorated(self, node: Function) -> bool:
         return any(
-            self.nki_name(item.func if isinstance(item, ast.Call) else item) == "nki.jit"
+            self.nki_name(item) == "nki.jit"
+            or (isinstance(item, ast.Call) and self.wraps_as_kernel(item))
             for item in node.decorator_list
         )
+
+    def wraps_as_kernel(self, call: ast.Call) -> bool:
+        """Whether a call is of nki.jit, of nki.simulate or of partial(nki.jit, ...)."""
+        if self.nki_name(call.func) in ("nki.jit", "nki.simulate"):
+            return True
+        if isinstance(call.func, ast.Call):
+            return self.wraps_as_kernel(call.func)
+        partial = dotted(call.func).split(".")[-1] == "partial"
+        return partial and bool(call.args) and self.nki_name(call.args[0]) == "nki.jit"
 
     @cached_property
     def device_functions(self) -> list[Function]:

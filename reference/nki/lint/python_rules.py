@@ -36,6 +36,7 @@ _OUTSIDE: dict[type[ast.AST], tuple[str, str, str]] = {
     ast.NamedExpr: ("walrus", "assignment expression", "a statement of its own"),
     ast.Set: ("set", "set", "a list or tuple"),
 }
+_KEYED = ("get", "pop", "setdefault")
 _MAX_INT = 2**32 - 1
 _MIN_INT = -(2**31)
 
@@ -86,6 +87,9 @@ def dict_keys(scope: Scope) -> Iterator[Finding]:
             keys = list(node.keys)
         elif isinstance(node, ast.Subscript) and scope.value(node.value).kind == "dict":
             keys = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            keyed = node.func.attr in _KEYED and scope.value(node.func.value).kind == "dict"
+            keys = [*node.args[:1]] if keyed else []
         for key in keys:
             if key is not None and scope.value(key).kind not in ("", "str"):
                 message = f"dict key {ast.unparse(key)} is not a string"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from .finding import Finding, Kind
 from .scope import Rule, Scope, is_none
 
-_CONVERSIONS = ("int", "range", "bool", "float", "round", "divmod")
+_CONVERSIONS = ("int", "range", "bool", "float", "round", "divmod", "min", "max", "abs")
 _WRITES = ("nki.isa.register_move", "nki.isa.register_load")
 _MASKING = "arithmetic masking on the device, or nl.while_loop"
 
@@ -22,14 +22,28 @@ def conditions(scope: Scope) -> Iterator[Finding]:
             message = f"while on register {ast.unparse(node.test)} is deprecated since 0.6.0"
             use = "nl.while_loop(init, body)"
             yield scope.report(Kind.DEPRECATED, "while-register", node, message, use)
-        elif isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
-            for register in _tested(scope, node.test):
+        else:
+            for register in _tested(scope, _condition(scope, node)):
                 message = f"register {ast.unparse(register)} in a Python condition"
                 yield scope.report(Kind.REJECTED, "register-condition", node, message, _MASKING)
 
 
-def _tested(scope: Scope, test: ast.expr) -> Iterator[ast.expr]:
+def _condition(scope: Scope, node: ast.AST) -> ast.expr | None:
+    """Return the condition of a statement, or `and`, `or`, `not` that are no part of one."""
+    if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+        return node.test
+    inverts = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    if not inverts and not isinstance(node, ast.BoolOp):
+        return None
+    parent = scope.parent(node)
+    inner = isinstance(parent, ast.BoolOp | ast.UnaryOp) or getattr(parent, "test", None) is node
+    return None if inner or not isinstance(node, ast.expr) else node
+
+
+def _tested(scope: Scope, test: ast.expr | None) -> Iterator[ast.expr]:
     """Yield the registers whose value a condition needs."""
+    if test is None:
+        return
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _tested(scope, test.operand)
     elif isinstance(test, ast.BoolOp):
