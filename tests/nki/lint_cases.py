@@ -99,4 +99,5 @@ def assert_case(case: Case, level: int) -> None:
     found = [item for item in lint_source(case.wrong) if item.kind.level == level]
     assert [(item.rule, item.line) for item in found] == [(case.rule, case.line)], found
     assert case.replacement in found[0].replacement
+    assert found[0].replacement
     assert [item for item in lint_source(case.right) if item.kind.level == level] == []

@@ -27,6 +27,7 @@ def good(t: Any) -> None:
 
 class Adder(nl.NKIObject):
     amount: int = 1
+    dtype: Any = nl.float32  # as an array has
 
     def run(self, t: Any) -> None:
         bad(t)

@@ -48,6 +48,7 @@ def unknown_names(scope: Scope) -> Iterator[Finding]:
             owner, _, attribute = name.rpartition(".")
             message = f"{_short(name)} is not part of NKI 0.6.0"
             close = tables.ABSENT.get(name) or _closest(attribute, signatures.names(owner))
+            close = close or f"a name in dir({_short(owner + '.')[:-1]})"
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
 
 
@@ -58,6 +59,7 @@ def unknown_attributes(scope: Scope) -> Iterator[Finding]:
         if node.attr not in known and scope.value(node.value).kind == "tensor":
             message = f"NkiTensor.{node.attr} is not part of NKI 0.6.0"
             use = tables.ABSENT_OF_TENSORS.get(node.attr) or _closest(node.attr, tuple(known))
+            use = use or "a method in dir(nl.NkiTensor)"
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, use)
 
 

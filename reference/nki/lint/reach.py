@@ -41,9 +41,7 @@ def check_kernel(
     whether they are reached.
     """
     followed = {
-        name: value
-        for name, value in (arguments or {}).items()
-        if not isinstance(value, _PLAIN) and not hasattr(value, "dtype")
+        name: value for name, value in (arguments or {}).items() if _may_hold_functions(value)
     }
     report = None if followed else _reports.get(kernel)
     if report is None or not report.is_current():
@@ -57,6 +55,14 @@ def check_kernel(
         if not followed:
             _reports[kernel] = report
     return report.findings
+
+
+def _may_hold_functions(value: object) -> bool:
+    """Whether an argument is worth following: no number, no string, no array."""
+    if isinstance(value, _PLAIN):
+        return False
+    known = isinstance(value, list | tuple | dict | set | frozenset) or callable(value)
+    return known or _is_followed(type(value))
 
 
 class _Report(NamedTuple):
