@@ -2,6 +2,7 @@
 
 import copy
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from segattn.scheduler.replay import main, replay
 from segattn.scheduler.trace import TraceDriver, read_traces, write_traces
+from segattn.tests.scheduler.test_golden_traces import TRACES
 
 TRACE: dict[str, Any] = {
     "id": "t1",
@@ -121,3 +123,46 @@ def test_a_file_that_cannot_be_read_fails_and_the_others_are_replayed(
     assert "bad.jsonl.gz is not a readable .jsonl.gz of traces: " in out
     assert message in out
     assert out.splitlines()[-1].startswith("1 passed, ")
+
+
+OBSERVED = {"schedule": 2, "update": 3, "abort": 2, "reset": 2}
+"""Where in an event of each name the observations begin."""
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to the values that are neither lists nor dicts."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from leaves(item, (*path, place))
+    else:
+        yield path
+
+
+def changed(value: Any, path: tuple[Any, ...]) -> Any:
+    """A copy of `value` with another leaf at `path`."""
+    if not path:
+        return value + "x" if isinstance(value, str) else not value
+    copied = value.copy()
+    copied[path[0]] = changed(value[path[0]], path[1:])
+    return copied
+
+
+@pytest.mark.parametrize("kind", ["base", "async", "neuron", "neuron_async"])
+def test_every_recorded_value_is_compared(kind: str) -> None:
+    trace = next(read_traces(TRACES / f"{kind}.jsonl.gz"))
+    events = trace["events"][:30]
+    paths = [
+        (number, *path)
+        for number, event in enumerate(events)
+        if event[0] in OBSERVED
+        for path in leaves(event)
+        if path[0] >= OBSERVED[event[0]]
+    ]
+    assert len(paths) > 300
+    for path in paths:
+        found = replay(trace | {"events": changed(events, path)})
+        assert found is not None
+        assert found.index == path[0]
