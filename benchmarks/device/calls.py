@@ -41,8 +41,12 @@ class Timing:
 
 
 def require_device() -> None:
-    """DeviceError unless a Neuron device and AWS's nki are there."""
-    # Imported late: this module must not choose the backend of the process that imports it.
+    """DeviceError unless a Neuron device and AWS's nki are there.
+
+    From here on this process runs kernels on the interpreter: what it measures, children compile.
+    """
+    os.environ["SEGATTN_BACKEND"] = "interpreter"
+    # Imported late: the backend is chosen when the kernels are imported first.
     from segattn.kernels.backend import SDK_HINT, aws_nki, neuron_device_present
 
     if not neuron_device_present():

@@ -12,13 +12,24 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from segattn import __version__
 from segattn.benchmarks.device.calls import ITERATIONS, DeviceError
 from segattn.benchmarks.device.kernels import run_measured
-from segattn.benchmarks.kernels.modelled import COLUMNS, Modelled, model, public_functions, record
+from segattn.benchmarks.kernels.modelled import (
+    COLUMNS,
+    Functions,
+    Modelled,
+    model,
+    public_functions,
+    record,
+)
+from segattn.benchmarks.kernels.outline import outline_call
 from segattn.benchmarks.kernels.targets import EXACT_LIMIT, PADDED, PADDING_LIMIT, TARGETS, Target
 from segattn.benchmarks.kernels.workloads import Prefill
 from segattn.benchmarks.whole_tables import print_whole
@@ -71,6 +82,13 @@ def targets_table(rows: Sequence[tuple[Target, Modelled]]) -> Table:
     return table
 
 
+def program_length(target: Target, functions: Functions, options: dict[str, int]) -> int:
+    """Instructions after unrolling, fallbacks and loops that made no trip included."""
+    work = target.workload
+    arguments = work.arguments(np.random.default_rng(0))
+    return outline_call(functions[work.kernel], **arguments, **options).num_instructions
+
+
 def padding_ratio(base: CostConstants) -> float:
     """Modelled time of the padded workload of `targets.PADDED` over that of the fitting one."""
     functions = public_functions()
@@ -86,8 +104,8 @@ def exact_ratio(workload: Prefill, auto_us: float, base: CostConstants) -> float
     return model(workload, launches, ("base",), base)[0].us["base"] / auto_us
 
 
-def legend() -> str:
-    """What each column of the table is."""
+def legend(constants: CostConstants = BASE) -> str:
+    """What each column of the table is, and which constants are not the base ones."""
     changes = "; ".join(
         f"{name}: {', '.join(f'{field} = {value:g}' for field, value in changed.items())}"
         for name, changed in SENSITIVITY.items()
@@ -95,8 +113,20 @@ def legend() -> str:
     return (
         "All numbers are modelled, none measured. base: program order; ideal: any order, loops "
         f"free; optimistic: engine roof x {BASE.optimism}; derated: base + "
-        f"{BASE.derate - 1:.0%} of the roof; {changes}. Yellow: below its target."
+        f"{BASE.derate - 1:.0%} of the roof; {changes}. us and target belong to base; program: "
+        "instructions after unrolling, with every fallback. Yellow: below its target."
+        + measured_constants(constants)
     )
+
+
+def measured_constants(constants: CostConstants) -> str:
+    """The constants that are not those of the base."""
+    changed = [
+        f"{field.name} = {getattr(constants, field.name):g} (base {getattr(BASE, field.name):g})"
+        for field in fields(constants)
+        if getattr(constants, field.name) != getattr(BASE, field.name)
+    ]
+    return f" Constants from the results file: {', '.join(changed)}." if changed else ""
 
 
 def run_modelled(arguments: argparse.Namespace) -> int:
@@ -111,6 +141,7 @@ def run_modelled(arguments: argparse.Namespace) -> int:
         launches = record(target.workload, functions, **two_cores)
         interpreted = time.perf_counter() - begin
         modelled, results = model(target.workload, launches, base=constants)
+        modelled = replace(modelled, num_instructions=program_length(target, functions, two_cores))
         rows.append((target, modelled))
         console.print(
             f"{modelled.label}: modelled {modelled.us['base']:.1f} us, "
@@ -130,7 +161,7 @@ def run_modelled(arguments: argparse.Namespace) -> int:
                 name = modelled.label.translate(str.maketrans("/ ,()", "_____"))
                 write_perfetto(result, arguments.perfetto / f"{name}_{number}.json")
     print_whole(console, targets_table(rows))
-    console.print(legend(), highlight=False)
+    console.print(legend(constants), highlight=False)
     if arguments.json:
         arguments.json.write_text(json.dumps(results_file(rows), indent=1))
     met = all(target.holds(modelled) for target, modelled in rows)

@@ -36,7 +36,7 @@ class Modelled:
     """Busiest core's share per engine, base constants."""
     num_launches: int
     num_instructions: int
-    """Of the compiled programs as far as executed, dynamic loop bodies once."""
+    """Of the programs, dynamic loop bodies once: from a trace as far as they ran."""
     dma_efficiency: float
     roofs: dict[str, float] = field(default_factory=dict)
     """Machine bounds of the problem in us: "compute" and "hbm"."""

@@ -68,32 +68,58 @@ def run_experiment(experiment: Experiment, runner: Runner) -> dict[int, float]:
     return experiment.per_repetition(ns)
 
 
-def run_sheet(runner: Runner, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """Times per repetition, fitted constants and findings, printed as they come."""
-    times: dict[str, dict[int, float]] = {}
-    constants: dict[str, float] = {}
-    findings: dict[str, bool] = {}
+def run_sheet(
+    runner: Runner,
+    experiments: Sequence[Experiment],
+    results: dict[str, Any] | None = None,
+    keep: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Times per repetition, fitted constants and findings, printed as they come.
+
+    They join `results`, and `keep` is called after each experiment. One that fails on the device
+    is listed under "failed"; the others are worth measuring all the same.
+    """
+    results = {} if results is None else results
+    for part in ("ns_per_repetition", "constants", "findings", "failed"):
+        results[part] = {}
     for experiment in experiments:
-        measured = times[experiment.name] = run_experiment(experiment, runner)
+        print(f"{experiment.name}: {experiment.question}")
+        try:
+            measured = run_experiment(experiment, runner)
+        except DeviceError as error:
+            results["failed"][experiment.name] = str(error)
+            print(f"  FAILED: {error}")
+            keep()
+            continue
+        results["ns_per_repetition"][experiment.name] = measured
+        print("  " + ", ".join(f"{point}: {ns:.1f} ns" for point, ns in measured.items()))
         fitted = experiment.fit(measured)
-        constants.update(fitted)
-        shown = ", ".join(f"{point}: {ns:.1f} ns" for point, ns in measured.items())
-        print(f"{experiment.name}: {experiment.question}\n  {shown}")
+        results["constants"].update(fitted)
         for name, value in fitted.items():
             print(f"  {name} = {value:.4g} (base {getattr(BASE, name):.4g})")
         answers = experiment.answers(measured)
-        findings.update(answers)
+        results["findings"].update(answers)
         for name, answer in answers.items():
             print(f"  {name}: {answer}")
-    return {"ns_per_repetition": times, "constants": constants, "findings": findings}
+        keep()
+    return results
 
 
-def run_findings(results_of: Callable[[str, Arguments], Array]) -> dict[str, bool]:
-    """Answers to the questions of values, printed as they come."""
+def run_findings(
+    results_of: Callable[[str, Arguments], Array], failed: dict[str, str] | None = None
+) -> dict[str, bool]:
+    """Answers to the questions of values, printed as they come; what fails joins `failed`."""
     found: dict[str, bool] = {}
     for finding in FINDINGS:
         arguments = finding.arguments()
-        answers = finding.answers(arguments, results_of(finding.kernel, arguments))
+        try:
+            answers = finding.answers(arguments, results_of(finding.kernel, arguments))
+        except DeviceError as error:
+            if failed is None:
+                raise
+            failed[finding.kernel] = str(error)
+            print(f"{finding.kernel}: FAILED: {error}")
+            continue
         found.update(answers)
         for name, answer in answers.items():
             print(f"{name}: {answer}")
@@ -112,6 +138,7 @@ def parser() -> argparse.ArgumentParser:
     """Options of the command."""
     made = argparse.ArgumentParser("segattn bench microbenchmarks", description=__doc__)
     made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
+    made.add_argument("--only", default="", help="experiments whose name contains this text")
     made.add_argument("--out", type=Path, help="write the results file here (needed on a device)")
     made.add_argument(
         "--calls",
@@ -128,23 +155,41 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _selected(only: str) -> list[Experiment]:
+    chosen = [each for each in SHEET if only in each.name]
+    if not chosen:
+        raise ValueError(
+            f"--only is {only!r}; it must occur in one of: {', '.join(e.name for e in SHEET)}"
+        )
+    return chosen
+
+
 def main(argv: Sequence[str]) -> int:
-    """Command line; 2 without a device when one is asked for."""
+    """Command line; 1 if an experiment failed, 2 without a device when one is asked for."""
     options = parser().parse_args(argv)
-    if options.backend == "interpreter":
-        print("Modelled with the constants of the cost model, nothing measured.")
-        interpreted = [each for each in SHEET if not each.device_only]
-        results = {"kind": "modelled", **run_sheet(modelled_runner(), interpreted)}
-    else:
-        try:
+    device = options.backend == "device"
+    facts = {"segattn": __version__, "platform": platform.platform()}
+    results: dict[str, Any] = {"kind": "measured" if device else "modelled", **facts}
+
+    def keep() -> None:
+        if options.out:
+            options.out.write_text(json.dumps(results, indent=1))
+
+    try:
+        chosen = _selected(options.only)
+        if device:
             require_device()
             runner = _device_runner(options.calls, options.nrtpy_python)
-            results = {"kind": "measured", **run_sheet(runner, SHEET)}
-            results["findings"] |= run_findings(_device_results(options.calls))
-        except DeviceError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-    if options.out:
-        facts = {"segattn": __version__, "platform": platform.platform()}
-        options.out.write_text(json.dumps({**results, **facts}, indent=1))
-    return 0
+            run_sheet(runner, chosen, results, keep)
+            if not options.only:
+                found = run_findings(_device_results(options.calls), results["failed"])
+                results["findings"].update(found)
+        else:
+            print("Modelled with the constants of the cost model, nothing measured.")
+            interpreted = [each for each in chosen if not each.device_only]
+            run_sheet(modelled_runner(), interpreted, results, keep)
+    except (DeviceError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    keep()
+    return 1 if results["failed"] else 0

@@ -1,5 +1,6 @@
 """The device side of the benchmarks, as far as it goes without a device."""
 
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from segattn.benchmarks.device.calls import (
 from segattn.benchmarks.device.kernels import capture, relative_error
 from segattn.benchmarks.kernels.modelled import public_functions
 from segattn.benchmarks.kernels.workloads import Prefill
+from segattn.tests.benchmarks.fake_neuron import instance
 
 FAKE_NRTPY = """
 import numpy as np
@@ -157,6 +159,89 @@ def test_profiling_captures_the_second_execution(tmp_path: Path) -> None:
     ]
     assert "--profile-nth-exec=2" in capture_command
     assert view_command[-2:] == ["--output-format", "summary-json"]
+
+
+SMALL_BENCH = """
+import sys
+from dataclasses import replace
+
+from segattn.benchmarks.command import main
+from segattn.benchmarks.kernels import command as kernels
+from segattn.benchmarks.kernels.targets import Target
+from segattn.benchmarks.kernels.workloads import CacheWrite, Decode
+from segattn.benchmarks.microbenchmarks import command as micro
+
+kernels.TARGETS = Target(Decode(2, 128), 0.0, "hbm"), Target(CacheWrite(128), 0.0, "hbm")
+chosen = [each for each in micro.SHEET if each.name in ("gather_transpose", "evict")]
+micro.SHEET = [replace(each, points=each.points[:1]) for each in chosen]
+micro.FINDINGS = ()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _bench(
+    tmp_path: Path, *arguments: str, fault: str = ""
+) -> tuple["subprocess.CompletedProcess[str]", Path]:
+    """`segattn bench ... --backend device` in a process on a made-up instance, and its folder."""
+    environment, python = instance(tmp_path / "instance", fault)
+    calls = tmp_path / "calls"
+    options = ["--backend", "device", "--nrtpy-python", str(python), "--calls", str(calls)]
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL_BENCH, *arguments, *options],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done, calls
+
+
+def test_a_row_is_compiled_checked_timed_profiled_and_kept(tmp_path: Path) -> None:
+    out = tmp_path / "measured.json"
+    row = ("kernels", "--only", "decode", "--lnc", "2")
+    done, calls = _bench(tmp_path, *row, "--profile", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "measured p50 50.5 us, p99 99.0 us" in done.stdout
+    results = json.loads(out.read_text())
+    (measured,) = results["rows"]
+    assert results["kind"] == "measured"
+    assert (measured["p50_us"], measured["p99_us"]) == pytest.approx((50.5, 99.01))
+    assert (measured["iterations"], measured["num_cores"]) == (100, 2)
+    assert measured["relative_error"] == 0
+    (call,) = calls.iterdir()
+    kept = {"call.json", "arguments.npz", "neff", "outputs.npz", "timing.json"}
+    assert {p.name for p in call.iterdir()} == kept | {"profile.ntff", "profile_summary.json"}
+    _, environment = json.loads((call / "neff" / "kernel.neff").read_text())
+    assert environment == {
+        "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
+        "NEURON_LOGICAL_NC_CONFIG": "2",
+        "NKI_DEBUG_INFO": "True",
+    }
+
+
+def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    out = tmp_path / "measured.json"
+    rows = ("kernels", "--json", str(out))
+    done, _ = _bench(tmp_path, *rows, fault="compile paged_decode_kernel")
+    assert done.returncode == 1
+    failed, written = json.loads(out.read_text())["rows"]
+    assert "too many instructions" in failed["error"]
+    assert (written["kernel"], written["relative_error"]) == ("write_kv_cache", 0)
+
+
+def test_a_wrong_result_is_told(tmp_path: Path) -> None:
+    row = ("kernels", "--only", "decode")
+    done, _ = _bench(tmp_path, *row, fault="result paged_decode_kernel")
+    assert done.returncode == 1
+    assert done.stdout.rstrip().endswith("WRONG")
+
+
+def test_an_experiment_that_fails_leaves_the_others_in_the_file(tmp_path: Path) -> None:
+    out = tmp_path / "micro.json"
+    fault = "compile gather_transpose_kernel"
+    done, _ = _bench(tmp_path, "microbenchmarks", "--out", str(out), fault=fault)
+    assert done.returncode == 1, done.stderr
+    results = json.loads(out.read_text())
+    assert set(results["failed"]) == {"gather_transpose"}
+    assert set(results["ns_per_repetition"]) == {"evict"}
+    assert set(results["constants"]) == {"vector_overhead_cycles"}
 
 
 def test_errors_are_relative_and_nan_must_agree() -> None:

@@ -60,7 +60,7 @@ def test_the_results_file_feeds_the_cost_model(
 
 
 def test_kernels_are_modelled_with_what_a_results_file_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kernels, "TARGETS", (Target(CacheWrite(128), 0.0, "hbm"),))
 
@@ -68,12 +68,45 @@ def test_kernels_are_modelled_with_what_a_results_file_says(
         path, out = tmp_path / "measured.json", tmp_path / "kernels.json"
         path.write_text(json.dumps({"kind": "measured", "constants": measured}))
         assert kernels.main(["--constants", str(path), "--json", str(out)]) == 0
+        shown = "".join(capsys.readouterr().out.split())
+        assert all(f"{name}={value:g}" in shown for name, value in measured.items())
         (row,) = json.loads(out.read_text())["rows"]
         return float(row["us"]["base"])
 
     # The write is a handful of DMAs, one after the other for each cache.
     assert modelled_us({"dma_first_byte_ns": 100_000}) > modelled_us({}) + 100
     assert kernels.main(["--constants", str(tmp_path / "absent.json")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no JSON"),
+        ("[]", 'an object "constants"'),
+        ("{}", 'an object "constants"'),
+        ('{"constants": 3}', 'an object "constants"'),
+        ('{"constants": {"hbm": 3}}', "constant 'hbm' is unknown"),
+        ('{"constants": {"hbm_rate": "fast"}}', "'fast'; allowed: a finite number >= 0"),
+        ('{"constants": {"hbm_rate": NaN}}', "nan; allowed: a finite number >= 0"),
+        ('{"constants": {"hbm_rate": Infinity}}', "inf; allowed: a finite number >= 0"),
+        ('{"constants": {"hbm_rate": true}}', "True; allowed: a finite number >= 0"),
+        ('{"constants": {"hbm_rate": 0}}', "'hbm_rate' is 0; allowed: a number above 0"),
+    ],
+)
+def test_a_file_without_usable_constants_is_refused_by_name(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    assert kernels.main(["--constants", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert str(path) in printed
+    assert message in printed
+
+
+def test_an_unknown_experiment_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert microbenchmark_command.main(["--only", "sleep"]) == 2
+    assert "gather_transpose" in capsys.readouterr().err
 
 
 def test_findings_tell_kept_from_flushed_denormals_and_exact_from_mixed_groups() -> None:

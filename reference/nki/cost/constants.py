@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 CLOCK_ENGINES = ("tensor", "scalar", "vector", "gpsimd", "sync")
+DIVISORS = ("_ghz", "_rate", "_share", "_queues", "dma_transpose_hbm", "dma_transpose_sbuf")
+"""How the names of constants end that something is divided by."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,37 @@ class CostConstants:
         for name, value in values.items():
             if name not in known:
                 raise ValueError(f"constant {name!r} is unknown; allowed: {sorted(known)}")
-            if not isinstance(value, int | float) or not value >= 0:
-                raise ValueError(f"constant {name!r} is {value!r}; allowed: a number >= 0")
+            if (
+                not isinstance(value, int | float)
+                or isinstance(value, bool)
+                or not 0 <= value < float("inf")
+            ):
+                raise ValueError(f"constant {name!r} is {value!r}; allowed: a finite number >= 0")
+            if value == 0 and name.endswith(DIVISORS):
+                raise ValueError(f"constant {name!r} is 0; allowed: a number above 0")
             measured[name] = value
         return replace(self, **measured)
 
     @classmethod
     def from_results(cls, path: Path) -> Self:
-        """Base constants with those of a microbenchmark results file (its key "constants")."""
-        return cls().with_measured(json.loads(path.read_text())["constants"])
+        """Base constants with those of a microbenchmark results file (its key "constants").
+
+        OSError if it cannot be read, ValueError naming the file if it is none.
+        """
+        try:
+            results = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: no results file, since it is no JSON: {error}") from error
+        values = results.get("constants") if isinstance(results, dict) else None
+        if not isinstance(values, dict):
+            raise ValueError(
+                f'{path}: no results file, which has an object "constants"; '
+                "`segattn bench microbenchmarks --out` writes one"
+            )
+        try:
+            return cls().with_measured(values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 BASE = CostConstants()
