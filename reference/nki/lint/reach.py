@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache, partial
+from threading import RLock
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -46,9 +47,11 @@ def check_kernel(
     report = None if followed else _reports.get(kernel)
     if report is None or not report.is_current():
         reach = _Reach()
-        reach.visit(kernel)
+        with _lock:
+            reach.visit(kernel)
+            for value in followed.values():
+                reach.visit(value)
         for name, value in followed.items():
-            reach.visit(value)
             reach.found.update(_check_argument(kernel, name, value))
         order = sorted(reach.found, key=lambda item: (item.path, item.line, item.column, item.rule))
         report = _Report(tuple(order), reach.looked_up)
@@ -77,6 +80,7 @@ class _Report(NamedTuple):
 
 
 _reports: WeakKeyDictionary[Callable[..., Any], _Report] = WeakKeyDictionary()
+_lock = RLock()  # threads that launch at the same time share what is known of files
 
 
 class _Names(NamedTuple):
