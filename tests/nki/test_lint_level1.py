@@ -119,6 +119,18 @@ def test_a_kernel_inside_a_factory_is_linted_and_the_factory_is_not() -> None:
     assert (found.rule, found.column) == ("comprehension", 13)
 
 
+def test_host_code_around_a_function_that_calls_nki_is_not_kernel_code() -> None:
+    lines = [
+        "def build(sizes):",
+        "    total = [2 * s for s in sizes]",
+        "    def kernel(x):",
+        "        return nl.load(x), [i for i in range(4)]",
+        "    return kernel, total",
+    ]
+    (found,) = reports("\n".join(lines), level=1)
+    assert (found.rule, found.column) == ("comprehension", 28)
+
+
 def test_names_that_another_module_re_exports_are_known_by_convention() -> None:
     source = "from .backend import nl as lang, nki\n\n@nki.jit\ndef kernel(x):\n    lang.arange(4)"
     assert [item.rule for item in reports(source, level=1)] == ["removed-api"]

@@ -104,14 +104,16 @@ class Module:
     def device_functions(self) -> list[Function]:
         """All functions that are kernel code, in source order.
 
-        These are the kernels, the functions and methods that call an NKI function, the methods
-        of NKIObject classes, and everything in this file that those reach by name.
+        These are the kernels, the functions and methods that call an NKI function themselves, the
+        methods of NKIObject classes, and everything in this file that those reach by name.
         """
         queue = list(self.kernels)
-        for node in self.functions.values():
-            calls = (self.called(child) for child in self.code_nodes(node))
-            if any(name.startswith(_DEVICE_CALLS) for name in calls):
-                queue.append(node)
+        for node, scope in self.bindings.scope_of.items():
+            if not isinstance(scope, FUNCTION_TYPES) or not isinstance(node, ast.Call):
+                continue
+            method = isinstance(self.bindings.outer(scope), ast.ClassDef)
+            if not method and self.called(node).startswith(_DEVICE_CALLS):
+                queue.append(scope)
         for cls in self.classes.values():
             if any(dotted(base).split(".")[-1] == "NKIObject" for base in cls.bases):
                 queue += self.methods(cls)
@@ -130,7 +132,17 @@ class Module:
                 if isinstance(child, ast.Name):
                     reached = self._reached(child, set())
                     queue += [item for item in reached if not self._encloses(function, item)]
-        return sorted(found, key=lambda node: node.lineno)
+        outermost = [
+            item for item in found if item in self.kernels or not self._inside(item, found)
+        ]
+        return sorted(outermost, key=lambda node: node.lineno)
+
+    def _inside(self, function: Function, others: set[Function]) -> bool:
+        """Whether a function belongs to the code of another one."""
+        scope = self.bindings.outer(function)
+        while scope is not None and scope not in others:
+            scope = self.bindings.outer(scope)
+        return scope is not None
 
     def methods(self, cls: ast.ClassDef) -> list[Function]:
         """Return the methods of a class."""
