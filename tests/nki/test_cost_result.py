@@ -156,6 +156,7 @@ def test_measured_constants_replace_single_fields(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"scalar_overhead": 1}, "'scalar_overhead' is unknown; allowed"),
+        ({"loop_barrier": 1}, "'loop_barrier' is 1; allowed: true, false"),
         ({"hbm_rate": -1}, "'hbm_rate' is -1; allowed: a finite number >= 0"),
         ({"hbm_rate": "fast"}, "'hbm_rate' is 'fast'"),
         ({"hbm_rate": float("nan")}, "'hbm_rate' is nan"),

@@ -124,13 +124,16 @@ class CostConstants:
         for name, value in values.items():
             if name not in known:
                 raise ValueError(f"constant {name!r} is unknown; allowed: {sorted(known)}")
-            if (
+            if isinstance(getattr(self, name), bool):
+                if not isinstance(value, bool):
+                    raise ValueError(f"constant {name!r} is {value!r}; allowed: true, false")
+            elif (
                 not isinstance(value, int | float)
                 or isinstance(value, bool)
                 or not 0 <= value < float("inf")
             ):
                 raise ValueError(f"constant {name!r} is {value!r}; allowed: a finite number >= 0")
-            if value == 0 and name.endswith(DIVISORS):
+            elif value == 0 and name.endswith(DIVISORS):
                 raise ValueError(f"constant {name!r} is 0; allowed: a number above 0")
             measured[name] = value
         return replace(self, **measured)
