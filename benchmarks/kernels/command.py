@@ -30,7 +30,14 @@ from segattn.benchmarks.kernels.modelled import (
     record,
 )
 from segattn.benchmarks.kernels.outline import outline_call
-from segattn.benchmarks.kernels.targets import EXACT_LIMIT, PADDED, PADDING_LIMIT, TARGETS, Target
+from segattn.benchmarks.kernels.targets import (
+    EXACT_LIMIT,
+    PADDED,
+    PADDING_LIMIT,
+    SWEEP,
+    TARGETS,
+    Target,
+)
 from segattn.benchmarks.kernels.workloads import Prefill
 from segattn.benchmarks.whole_tables import print_whole
 from segattn.reference.extras import MissingExtraError
@@ -163,7 +170,10 @@ def run_modelled(arguments: argparse.Namespace) -> int:
     print_whole(console, targets_table(rows))
     console.print(legend(constants), highlight=False)
     if arguments.json:
-        arguments.json.write_text(json.dumps(results_file(rows), indent=1))
+        written = results_file(rows)
+        if arguments.sweep:
+            written["sweep"] = sweep(functions, constants)
+        arguments.json.write_text(json.dumps(written, indent=1))
     met = all(target.holds(modelled) for target, modelled in rows)
     for target, modelled in rows:
         if arguments.exact and isinstance(target.workload, Prefill):
@@ -182,6 +192,16 @@ def run_modelled(arguments: argparse.Namespace) -> int:
             highlight=False,
         )
     return 0 if met else 1
+
+
+def sweep(functions: Functions, base: CostConstants) -> list[dict[str, Any]]:
+    """Labels and modelled times of the rows of `targets.SWEEP`."""
+    rows = []
+    for work in SWEEP:
+        modelled, _ = model(work, record(work, functions), ("base",), base)
+        rows.append({"label": modelled.label, "us": modelled.us})
+        print(f"{modelled.label}: modelled {modelled.us['base']:.1f} us")
+    return rows
 
 
 def results_file(rows: Sequence[tuple[Target, Modelled]]) -> dict[str, Any]:
@@ -208,6 +228,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stalls", type=int, default=0, help="print this many stalls per launch")
     made.add_argument("--path", action="store_true", help="print the critical path per launch")
     made.add_argument("--json", type=Path, help="write the results here")
+    made.add_argument(
+        "--sweep", action="store_true", help="more prior lengths for the picture of --json"
+    )
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
     made.add_argument(
         "--calls",

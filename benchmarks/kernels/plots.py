@@ -26,6 +26,9 @@ except ImportError as error:
 TERA = 1e3
 """FLOP per ns in a TFLOP per s."""
 
+MARKERS = ("o", "s", "^", "D")
+"""Of the points, a new one when the ten colours have been used."""
+
 
 def _finish(figure: Figure, axes: Axes, path: Path, title: str) -> None:
     axes.set_title(title, fontsize=10)
@@ -36,22 +39,20 @@ def _finish(figure: Figure, axes: Axes, path: Path, title: str) -> None:
 
 def roofline(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Attained TFLOP/s of one core against FLOPs per byte of the problem, with both roofs."""
-    figure, axes = plt.subplots(figsize=(8, 5))
+    figure, axes = plt.subplots(figsize=(9, 6))
     peak, rate = BASE.peak_flops_per_ns / TERA, BASE.hbm_rate / TERA
-    ridge = peak / rate
-    intensity = [2.0**k for k in range(-1, 15)]
+    intensity = sorted([2.0**k for k in range(15)] + [peak / rate])
     axes.plot(intensity, [min(peak, i * rate) for i in intensity], color="black")
-    axes.axvline(ridge, color="grey", linewidth=0.5)
-    for row in rows:
-        if row["model_flops"]:
-            x = row["model_flops"] / row["model_bytes"]
-            ns = row["us"]["base"] * 1e3
-            axes.plot(x, row["model_flops"] / ns / TERA, "o", markersize=4)
-            axes.annotate(row["label"], (x, row["model_flops"] / ns / TERA), fontsize=6)
+    axes.axvline(peak / rate, color="grey", linewidth=0.5)
+    for number, row in enumerate(row for row in rows if row["model_flops"]):
+        x = row["model_flops"] / row["model_bytes"]
+        y = row["model_flops"] / (row["us"]["base"] * 1e3) / TERA
+        axes.plot(x, y, MARKERS[number // 10 % len(MARKERS)], markersize=6, label=row["label"])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("FLOPs of the problem per byte that must cross HBM")
     axes.set_ylabel("TFLOP/s of one core (modelled)")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     _finish(figure, axes, path, "Roofline of one trn2 core, bf16; points modelled, base constants")
 
 
@@ -66,7 +67,9 @@ def time_against_prior(rows: Sequence[dict[str, Any]], path: Path) -> None:
             lines.setdefault(f"S={chunk}, {heads}", []).append((prior, row["us"]["base"]))
     for name, points in sorted(lines.items()):
         points.sort()
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+    axes.set_xscale("symlog", base=2, linthresh=256)
+    axes.set_yscale("log")
     axes.set_xlabel("prior tokens")
     axes.set_ylabel("us (modelled)")
     axes.legend(fontsize=7)
@@ -84,7 +87,9 @@ def engine_timeline(perfetto: dict[str, Any], path: Path) -> None:
         ]
         axes.broken_barh(spans, (height - 0.4, 0.8), color=f"C{height % 10}")
     axes.set_yticks(range(len(names)))
-    axes.set_yticklabels([f"{core} {names[core, t]}" for core, t in sorted(names, reverse=True)])
+    axes.set_yticklabels(
+        [f"core {core} {names[core, t]}" for core, t in sorted(names, reverse=True)]
+    )
     axes.set_xlabel("us (modelled)")
     _finish(figure, axes, path, f"{perfetto['otherData']['kernel']}: engine timeline, modelled")
 
@@ -101,10 +106,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Command line."""
     options = parser().parse_args(argv)
-    rows = json.loads(options.results.read_text())["rows"]
+    results = json.loads(options.results.read_text())
+    rows = results["rows"]
     options.out.mkdir(parents=True, exist_ok=True)
     roofline(rows, options.out / "roofline.png")
-    time_against_prior(rows, options.out / "prior.png")
+    time_against_prior([*rows, *results.get("sweep", [])], options.out / "prior.png")
     if options.timeline:
         engine_timeline(json.loads(options.timeline.read_text()), options.out / "timeline.png")
     return 0

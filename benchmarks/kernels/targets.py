@@ -37,6 +37,11 @@ EXACT_LIMIT = 2.0
 PADDED = Prefill(8192, 0, num_tokens=5000), Prefill(5120, 0, num_tokens=5000)
 """The same 5000 tokens in a bucket of 8192 and in one that fits."""
 
+PRIORS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+"""Of the picture of time against prior length."""
+
+SWEEP = tuple(Prefill(rows, prior) for rows in (512, 2048) for prior in PRIORS)
+
 TARGETS: tuple[Target, ...] = (
     Target(Prefill(2048, 32768), 0.89),
     Target(Prefill(2048, 8192), 0.85),

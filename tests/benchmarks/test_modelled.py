@@ -49,16 +49,18 @@ def test_the_command_prints_the_table_and_writes_results_timelines_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kernels, "TARGETS", SMALL)
+    monkeypatch.setattr(kernels, "SWEEP", (Prefill(128, 0, q_heads=2),))
     results, timelines, plots = tmp_path / "r.json", tmp_path / "timelines", tmp_path / "plots"
-    arguments = ["--json", str(results), "--perfetto", str(timelines), "--stalls", "2"]
+    arguments = ["--json", str(results), "--perfetto", str(timelines), "--stalls", "2", "--sweep"]
     assert main(["kernels", *arguments]) == 1  # the cache write misses its target
     printed = capsys.readouterr().out
     assert all(column in printed for column in COLUMNS), "cells are whole on 80 columns"
     assert "…" not in printed
     assert "All numbers are modelled, none measured" in printed
     assert "Longest stalls (modelled)" in printed
-    rows = json.loads(results.read_text())["rows"]
-    assert [row["label"] for row in rows] == [t.workload.label for t in SMALL]
+    written = json.loads(results.read_text())
+    assert [row["label"] for row in written["rows"]] == [t.workload.label for t in SMALL]
+    assert [row["label"] for row in written["sweep"]] == ["128/0, 2x128"]
     timeline = sorted(timelines.iterdir())[0]
     command = ["plots", str(results), "--timeline", str(timeline), "--out", str(plots)]
     assert main(command) == 0
