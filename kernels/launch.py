@@ -216,7 +216,7 @@ def paged_decode(
     )
     lnc = check_cores(lnc)
     check_choice("softmax", softmax, ("auto", "exact"))
-    check_shape("q", q_, (None, None, None, None))
+    check_shape("q", q_, (None, None, None, None), "B, H, T, d")
     num_requests, num_q_heads, num_queries, head_dim = q_.shape
     check_caches(k_rows, v_rows, None, head_dim, k_pre_transposed)
     check_dtypes(q_.dtype, {}, {"k_cache": k_rows, "v_cache": v_rows})
@@ -232,9 +232,9 @@ def paged_decode(
         queries = np.full(num_requests, num_queries, np.int32)
     check_integers("query_lens", queries, (num_requests,))
     block_size = v_rows.shape[2]
-    for length, queries_of_it in zip(lengths, queries, strict=True):
-        check_count("context_lens", length, tables.shape[1] * block_size)
-        check_count("query_lens", queries_of_it, num_queries)
+    for i in range(num_requests):
+        check_count(f"context_lens[{i}]", lengths[i], tables.shape[1] * block_size)
+        check_count(f"query_lens[{i}]", queries[i], num_queries)
     num_kv_heads = k_rows.shape[1]
     tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
     window = check_window(sliding_window)
@@ -282,7 +282,7 @@ def write_kv_cache(
     kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     k_, v_, slots = map(kind.read, (k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    check_shape("k", k_, (None, None, None))
+    check_shape("k", k_, (None, None, None), "KV, T, d")
     check_shape("v", v_, k_.shape)
     check_written_rows(k_)
     check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)

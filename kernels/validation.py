@@ -48,15 +48,22 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, allowed))}")
 
 
-def check_shape(name: str, array: Array, expected: tuple[int | None, ...]) -> None:
-    """`array` has the expected shape; None stands for any size of at least 1."""
+def check_shape(name: str, array: Array, expected: tuple[int | None, ...], axes: str = "") -> None:
+    """`array` has the expected shape; None stands for any size of at least 1.
+
+    `axes` names them in the message, as in "B, H, T, d".
+    """
     fits = array.ndim == len(expected) and all(
         size >= 1 if want is None else size == want
         for size, want in zip(array.shape, expected, strict=True)
     )
     if not fits:
-        wanted = ", ".join("any" if want is None else str(want) for want in expected)
-        raise ValueError(f"{name}: shape {array.shape} must be ({wanted})")
+        names = axes.split(", ") if axes else ["any"] * len(expected)
+        wanted = ", ".join(
+            name if want is None else str(want) for name, want in zip(names, expected, strict=True)
+        )
+        least = ", each at least 1" if None in expected and array.ndim == len(expected) else ""
+        raise ValueError(f"{name}: shape {array.shape} must be ({wanted}){least}")
 
 
 def check_integers(name: str, array: Array, expected: tuple[int | None, ...]) -> None:
@@ -98,7 +105,8 @@ def check_caches(
     check_shape("k_cache", k_cache, tuple(expected))
     num_blocks, heads, block_size = k_cache.shape[0], k_cache.shape[1], k_cache.shape[rows]
     check_shape("v_cache", v_cache, (num_blocks, heads, block_size, head_dim))
-    check_choice(f"block_size (k_cache.shape[{rows}])", block_size, BLOCK_SIZES)
+    layout = "[num_blocks, KV, d, block_size]" if rows == 3 else "[num_blocks, KV, block_size, d]"
+    check_choice(f"block_size (k_cache.shape[{rows}] of {layout})", block_size, BLOCK_SIZES)
     check_choice("head_dim", head_dim, HEAD_DIMS)
     if k_cache.size >= 2**31:
         raise ValueError(f"k_cache: {k_cache.size} elements, must be below 2**31")

@@ -133,14 +133,14 @@ PRIOR: list[tuple[str, Any, str]] = [
 ]
 DECODE: list[tuple[str, Any, str]] = [
     ("softmax", "bounded", "softmax='bounded': must be one of auto, exact"),
-    ("q", zeros(2, H, D), r"q: shape \(2, 4, 64\) must be \(any, any, any, any\)"),
+    ("q", zeros(2, H, D), r"q: shape \(2, 4, 64\) must be \(B, H, T, d\)"),
     ("q", zeros(2, H, 65, D), "q: 2 query heads per KV head times T=65 must be at most 128"),
     ("q", zeros(2, 3, 1, D), "num_q_heads=3 must be a positive multiple of num_kv_heads=2"),
-    ("query_lens", ints(2, 0), "query_lens=2: must be within 0..1"),
+    ("query_lens", ints(0, 2), r"query_lens\[1\]=2: must be within 0..1"),
     ("query_lens", 1, r"query_lens: shape \(\) must be \(2\)"),
     ("query_lens", ints(1), r"query_lens: shape \(1,\) must be \(2\)"),
-    ("context_lens", ints(33, 0), "context_lens=33: must be within 0..32"),
-    ("context_lens", ints(-1, 0), "context_lens=-1: must be within 0..32"),
+    ("context_lens", ints(33, 0), r"context_lens\[0\]=33: must be within 0..32"),
+    ("context_lens", ints(-1, 0), r"context_lens\[0\]=-1: must be within 0..32"),
     ("block_tables", np.stack([ints(3, 6), ints(0, 0)]), r"block_tables\[0, 1\]=6: must be"),
     ("block_tables", ints(3, 1), r"block_tables: shape \(2,\) must be \(2, any\)"),
 ]
