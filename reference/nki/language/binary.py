@@ -87,7 +87,12 @@ def minimum(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 @token
 def power(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """Elementwise x ** y."""
+    """Elementwise x ** y of two tiles; a scalar exponent is not supported (0.3.0)."""
+    if not isinstance(y, NkiTensor):
+        raise NkiValidationError(
+            f"nl.power: exponent {y!r} is a scalar, which is not supported; pass a tile (nl.full), "
+            "or use nl.square, nl.sqrt, nl.rsqrt or nl.reciprocal"
+        )
     return _binary(power, x, y, dtype)
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import dtype_name
+from ..errors import NkiValidationError
 from ..isa.activation import activation
 from ..isa.copies import tensor_copy
 from ..isa.execute import finish, fp32, put
 from ..isa.tensor_scalar import tensor_scalar
 from ..ops import token
+from ..regions import PSUM
 from ..tensor import NkiTensor
 from .creation import _allocate
 
@@ -62,7 +64,12 @@ def sqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 @token
 def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """1 / sqrt(x)."""
+    """1 / sqrt(x) of a tile in SBUF."""
+    if x.buffer is PSUM:
+        raise NkiValidationError(
+            f"nl.rsqrt: x {x.name!r} is in psum, which is not supported since 0.5.0; use "
+            "nisa.activation(op=nl.rsqrt)"
+        )
     return _activate(rsqrt, x, dtype)
 
 
