@@ -37,8 +37,10 @@ def refused_subset() -> Any:
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, -(2**31), 2**32 - 1, 1.5, float("-inf"), "auto", (1, (2, X)), {"a": X, "b": {"c": 1}},
-     _Mode.FAST, _Sizes(), nl.float32, nl.sbuf, np.float32(2), np.int64(3), np.dtype("int8"), nl.abs],
+    [None, True, -(2**31), 2**32 - 1, 1.5, float("-inf"), "auto", (1, (2, X)),
+     {"a": X, "b": {"c": 1}},
+     _Mode.FAST, _Sizes(), nl.float32, nl.sbuf, np.float32(2), np.int64(3), np.dtype("int8"),
+     nl.abs],
 )  # fmt: skip
 def test_what_the_guide_lists_is_taken(value: Any) -> None:
     np.testing.assert_array_equal(copy_kernel(X, value), X)

@@ -20,6 +20,7 @@ from .enums import NkiInstruction, as_dge_mode, dge_mode, engine, oob_mode
 from .execute import account, handed_over, index_accesses, target
 from .gaps import moved_gaps
 from .operands import check_destination
+from .overlap import check_overlap
 
 _REGIONS: Final = HBM | {SBUF}
 _plans: dict[object, bool] = {}
@@ -212,6 +213,10 @@ def record_dma(
     skipped_rows: int = 0,
 ) -> NkiInstruction:
     """Count and record a DMA instruction."""
+    for dst in writes:
+        for src in reads:
+            if src.storage is dst.storage and src.v is not dst.v:
+                check_overlap(opcode, dst, src)
     number = account(writes, reads)
     recorder = trace.active
     if recorder is not None:

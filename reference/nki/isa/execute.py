@@ -17,6 +17,7 @@ from ..tensor import NkiTensor
 from ..view import View
 from .enums import NkiInstruction
 from .exactness import EXACT, check_exact, check_exact_immediate
+from .overlap import check_overlap
 
 _F32: Final = np.dtype(np.float32)
 
@@ -152,10 +153,14 @@ def finish(
         if t.dynamic is not None:
             dynamic = True
             _use_index(t, number)
+    written = writes[0].storage if writes else None
     for t in reads:
-        use = t.storage.use
+        storage = t.storage
+        use = storage.use
         if use is not None:
             use.last = number
+        if storage is written and t.v is not writes[0].v:
+            check_overlap(opcode, writes[0], t)
         if t.dynamic is not None:
             dynamic = True
             _use_index(t, number)
