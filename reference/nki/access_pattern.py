@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .dtypes import ITEMSIZE, Array, dtype_name
+from .dtypes import INTEGERS, ITEMSIZE, Array, dtype_name
 from .errors import NkiValidationError, OutOfBoundsError, OutsidePatternError, at_kernel_line
 from .regions import SBUF
 from .registers import VirtualRegister
@@ -167,6 +167,10 @@ def _check_scalar(index: Any) -> None:
         raise NkiValidationError(
             f".ap scalar_offset is {type(index).__name__}; allowed: a register or a one-element "
             "SBUF tensor"
+        )
+    if index.dtype not in INTEGERS:
+        raise NkiValidationError(
+            f".ap scalar_offset {index.name!r} has dtype {index.dtype}; allowed: integers"
         )
     if index.buffer is not SBUF or index.size != 1:
         raise NkiValidationError(

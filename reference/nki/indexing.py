@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, SupportsIndex, TypeVar
 
+from .dtypes import INTEGERS
 from .errors import NkiValidationError, at_kernel_line
 from .nkiobject import NKIObject
 from .regions import ON_CHIP
@@ -120,6 +121,11 @@ def _clipped(t: Strided, key: slice, dim: int, n: int) -> None:
 
 def _run_time(t: Strided, dim: int, index: Any, stride: int, already: Dynamic | None) -> Dynamic:
     """A register (or one-element tensor) as index of a dimension."""
+    if isinstance(index, Strided) and (index.size != 1 or index.dtype not in INTEGERS):
+        raise NkiValidationError(
+            f"dimension {dim}: a run-time index of shape {index.shape} and dtype {index.dtype}; "
+            "allowed: one integer, or a register"
+        )
     if already is not None:
         raise NkiValidationError(
             f"dimension {dim}: a run-time index on a view that has a run-time address already"
@@ -155,7 +161,7 @@ def _check_dynamic(t: Strided, keys: tuple[Any, ...]) -> None:
 
 
 def _integer(k: Any, dim: int, n: int) -> int:
-    if not isinstance(k, SupportsIndex):
+    if type(k) is not int and (isinstance(k, bool) or not isinstance(k, SupportsIndex)):
         raise NkiValidationError(
             f"index {k!r} on dimension {dim}: allowed are integers, slices, Ellipsis, nl.ds and "
             "registers; a tensor index is t.select(dim, tensor) or .ap(scalar_offset=...)"

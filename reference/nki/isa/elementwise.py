@@ -12,7 +12,7 @@ from ..ops import Op
 from ..records import Engine
 from ..tensor import NkiTensor
 from .enums import engine
-from .exactness import EXACT, check_exact_immediate
+from .exactness import EXACT, check_immediate
 from .operands import check_vector, is_tensor
 
 _F32_ONLY: Final = frozenset({"float32"})
@@ -63,8 +63,8 @@ class Elementwise:
 
     def constant(self, value: Any, instruction: str, operand: str) -> np.float32:
         """An immediate as the engine takes it."""
-        if type(value) is int and not -EXACT <= value <= EXACT:
-            check_exact_immediate(value, instruction, operand)
+        if not -EXACT <= value <= EXACT:
+            check_immediate(value, instruction, operand)
         return np.float32(value)
 
 

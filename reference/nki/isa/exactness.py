@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
+from ..errors import NkiValidationError
 from ..strict import level, violation
 
 EXACT: Final = 2**24
@@ -35,8 +36,16 @@ def check_exact(array: Array, shadow: Array, instruction: str, operand: str) -> 
         )
 
 
-def check_exact_immediate(value: int, instruction: str, operand: str) -> None:
-    """Whether an integer immediate survives as the float32 that the engine takes."""
+def check_immediate(value: float, instruction: str, operand: str) -> None:
+    """Whether an immediate beyond 2**24 survives as the float32 that the engine takes."""
+    if not isinstance(value, (int, np.integer)):
+        if np.isinf(np.float32(value)) and not np.isinf(value):
+            raise NkiValidationError(
+                f"{instruction}: {operand} is {value!r}, which is no float32; allowed: up to "
+                f"+-{np.finfo(np.float32).max:.8g}, or infinity"
+            )
+        return
+    value = int(value)
     if int(np.float32(value)) != value:
         violation(
             "inexact_integer",

@@ -16,7 +16,7 @@ from ..strided import Dynamic
 from ..tensor import NkiTensor
 from ..view import View
 from .enums import NkiInstruction
-from .exactness import EXACT, check_exact, check_exact_immediate
+from .exactness import EXACT, check_exact, check_immediate
 from .overlap import check_overlap
 
 _F32: Final = np.dtype(np.float32)
@@ -80,8 +80,9 @@ def operand_value(x: object, ndim: int, instruction: str, operand: str) -> Array
         if column.ndim != ndim:
             column = column.reshape((column.shape[0],) + (1,) * (ndim - 1))
         return column
-    if isinstance(x, (int, np.integer)) and not -EXACT <= x <= EXACT:
-        check_exact_immediate(int(x), instruction, operand)
+    number: Any = x
+    if not -EXACT <= number <= EXACT:
+        check_immediate(number, instruction, operand)
     return np.float32(x)  # type: ignore[arg-type]  # validated: a number
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from ..dtypes import INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
+from ..registers import integer
 from ..tensor import NkiTensor
 from .enums import NkiInstruction
 from .exactness import check_exact_sums
@@ -109,8 +110,8 @@ def nonzero_with_count(
             continue  # it takes all of 0, 16, .., whether or not the kernel uses them
         x = raw(src[p : p + 1], me, "src").reshape(-1)
         found = np.flatnonzero(x)
-        row = np.full(out.free, int(padding_val), np.int32)
-        row[: len(found)] = found + int(index_offset)
+        row = np.full(out.free, integer(f"{me}: padding_val", padding_val), np.int32)
+        row[: len(found)] = found + integer(f"{me}: index_offset", index_offset)
         row[-1] = len(found)
         put(dst[p : p + 1], row.reshape((1, *out.shape[1:])), me)
     return finish("gpsimd", "nonzero_with_count", (dst,), (src,))

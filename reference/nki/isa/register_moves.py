@@ -42,6 +42,11 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
     """Store dst = the one element of src (integer dtype, HBM or SBUF)."""
     me = "nisa.register_load"
     _element(me, "src", src)
+    if src.dtype not in INTEGERS:
+        raise NkiValidationError(
+            f"{me}: operand src {src.name!r} has dtype {src.dtype}; allowed here: integers, which "
+            "bound loops and address tensors; cast it with nisa.tensor_copy first"
+        )
     _register(me, "dst", dst).set(int(raw(src, me, "src").reshape(-1)[0]), me)
     _record("register_load", (dst,), (src,))
 

@@ -54,6 +54,11 @@ def _affine(pairs: tuple[tuple[int, int], ...], partitions: int, channel_multipl
     for step, num in pairs:
         free = (free[:, None] + step * np.arange(num)).reshape(-1)
     values = free + channel_multiplier * np.arange(partitions)[:, None]
+    if values.min() < -(2**31) or values.max() >= 2**31:
+        raise NkiValidationError(
+            f"pattern {pairs} with channel_multiplier {channel_multiplier} gives values "
+            f"{values.min()}..{values.max()}; the engine computes them in int32"
+        )
     result: Array = values.astype(np.int32)
     result.flags.writeable = False
     return result

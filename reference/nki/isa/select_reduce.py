@@ -10,6 +10,7 @@ from ..dtypes import FLOATS, NUMPY
 from ..errors import NkiValidationError
 from ..language.binary import maximum
 from ..ops import NAMES, OPS, Op
+from ..registers import integer
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, reduce_cmd
@@ -82,6 +83,7 @@ def range_select(
             f"{me}: on_false_value is {on_false_value!r}; allowed: FP32_MIN ({FP32_MIN})"
         )
     layout = dst.v.layout
+    range_start = integer(f"{me}: range_start", range_start)
     if not 0 <= range_start <= 2**24 - layout.free:
         raise NkiValidationError(
             f"{me}: range_start {range_start} + {layout.free}; indices must stay within 0..2**24"

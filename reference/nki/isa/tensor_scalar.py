@@ -19,7 +19,7 @@ from .elementwise import (
     signature,
 )
 from .enums import NkiInstruction, engine
-from .exactness import check_exact_result
+from .exactness import EXACT, check_exact_result
 from .execute import finish, fp32, operand_value, put, raw, target
 from .gaps import computed_gaps
 from .operands import check_destination, check_same_size, check_tile, is_tensor
@@ -77,7 +77,7 @@ def tensor_scalar(
         a = operand_value(operand0, plan.ndim, me, "operand0")
         reads = (data, operand0)
     elif operand0 is not None:
-        if type(operand0) is float:
+        if type(operand0) is float and -EXACT <= operand0 <= EXACT:
             a = np.float32(operand0)
         else:
             a = plan.constant(operand0, me, "operand0")

@@ -141,6 +141,11 @@ class _Template:
         """A tile at (first partition, byte offset)."""
         core = current()
         start, byte = address
+        if byte.__index__() % DEVICE_ITEMSIZE[self.dtype]:
+            raise NkiValidationError(
+                f"nl.ndarray: address {address} of a {self.dtype} tile; the byte offset must be a "
+                f"multiple of the element's {DEVICE_ITEMSIZE[self.dtype]} bytes"
+            )
         placed = core.arena(self.buffer).tile(
             self.partitions,
             self.row_bytes,
