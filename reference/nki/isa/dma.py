@@ -213,10 +213,10 @@ def record_dma(
     skipped_rows: int = 0,
 ) -> NkiInstruction:
     """Count and record a DMA instruction."""
-    for dst in writes:
-        for src in reads:
-            if src.storage is dst.storage and src.v is not dst.v:
-                check_overlap(opcode, dst, src)
+    dst = writes[0]
+    for src in reads:
+        if src.storage is dst.storage and src.v is not dst.v:
+            check_overlap(opcode, dst, src)
     number = account(writes, reads)
     recorder = trace.active
     if recorder is not None:

@@ -143,7 +143,10 @@ def finish(
     core.count = number + 1
     if core.trips is not None:
         core.trips.note(writes, reads)
+    recorder = trace.active
     dynamic = False
+    wrote: list[Access] = []
+    read: list[Access] = []
     for t in writes:
         use = t.storage.use
         if use is not None:
@@ -154,6 +157,8 @@ def finish(
         if t.dynamic is not None:
             dynamic = True
             _use_index(t, number)
+        if recorder is not None:
+            wrote.append(t.access if t.dynamic else t.v.access or t.access)
     written = writes[0].storage if writes else None
     for t in reads:
         storage = t.storage
@@ -165,17 +170,12 @@ def finish(
         if t.dynamic is not None:
             dynamic = True
             _use_index(t, number)
-    recorder = trace.active
+        if recorder is not None:
+            read.append(t.access if t.dynamic else t.v.access or t.access)
     if recorder is not None:
-        read = tuple([t.access if t.dynamic else t.v.access or t.access for t in reads])
-        recorder.compute(
-            engine,
-            opcode,
-            core.index,
-            tuple([t.access if t.dynamic else t.v.access or t.access for t in writes]),
-            (*read, *index_accesses(writes, reads)) if dynamic else read,
-            op,
-        )
+        if dynamic:
+            read += index_accesses(writes, reads)
+        recorder.compute(engine, opcode, core.index, tuple(wrote), tuple(read), op)
     if core.switch is not None:
         core.switch()
     made: NkiInstruction = object.__new__(NkiInstruction)

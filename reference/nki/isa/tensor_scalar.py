@@ -42,20 +42,20 @@ def tensor_scalar(
     """Store dst = (data op0 operand0) op1 operand1; operands are scalars or [P, 1] tiles."""
     me = "nisa.tensor_scalar"
     tiles = type(dst) is NkiTensor and type(data) is NkiTensor
+    column0, column1 = type(operand0) is NkiTensor, type(operand1) is NkiTensor
     key = (
         dst.v.layout if tiles else signature(dst),
         data.v.layout if tiles else signature(data),
         op0,
-        signature(operand0),
+        operand0.v.layout if column0 else type(operand0),
         op1,
-        None if operand1 is None else signature(operand1),
+        operand1.v.layout if column1 else type(operand1),
         engine,
     )
     plan = _tensor_scalar.get(key)
     if plan is None:
         plan = _plan_tensor_scalar(me, dst, data, op0, operand0, op1, operand1, engine)
         _tensor_scalar[key] = plan
-    column0, column1 = type(operand0) is NkiTensor, type(operand1) is NkiTensor
     known = data.v.known and (not column0 or operand0.v.known)
     known = known and (not column1 or operand1.v.known)
     if not known and (
