@@ -29,8 +29,10 @@ from .arrays import array_kind, read_optional
 from .backend import run
 from .decode_plan import plan_decode
 from .decode_shape import MOST_PLAN_BYTES, decode_shape
+from .head_launches import launch_exact, launch_heads, of_heads
 from .key_write_plan import key_write_arguments
-from .padded_prefill_nki import padded_prefill_kernel
+from .launch_plan import ProgramShape, plan_launches
+from .padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
 from .paged_decode_nki import paged_decode_kernel
 from .paged_prior import TAIL_SEGMENT
 from .segmented_attention_nki import segmented_attention_kernel
@@ -99,22 +101,48 @@ def padded_prefill(
     check_writable_caches(k_rows, v_rows)
     check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
+    check_written_rows(k_)
     count = check_count("num_tokens", num_tokens, q_.shape[1])
     check_padding_slots(slots, count)
     window = check_window(sliding_window)
     mode = check_softmax(softmax, q_, q_.shape[1])
-    before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
-    out, _, _, flags = run(
-        padded_prefill_kernel, lnc, q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
-        _number(count), check_scale(scale, q_.shape[2]), window,
-        check_sinks(read_optional(kind, sinks), q_.shape[0]),
+    factor = check_scale(scale, q_.shape[2])
+    logits = check_sinks(read_optional(kind, sinks), q_.shape[0])
+    scales = (
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), mode,
-        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
+    )
+    caches = device_fp8(k_rows), device_fp8(v_rows)
+    key_writes = key_write_arguments(slots, v_rows.shape[2], k_pre_transposed)
+    shape = ProgramShape(
+        q_.shape[1], q_.shape[2], q_.dtype.itemsize, lnc, mode, window, None, v_rows.shape[2],
+        k_pre_transposed,
     )  # fmt: skip
-    if mode == "bounded" and flags.any():
-        k_rows[...], v_rows[...] = before
-    _check_bound(mode, flags)
+    plan = plan_launches(shape, q_.shape[0], k_.shape[0])
+
+    def launch(q_heads: slice, kv_heads: slice, softmax: str) -> tuple[Array, Array]:
+        found: tuple[Array, Array] = run(
+            chunk_attention_kernel, lnc, q_[q_heads], k_[kv_heads], v_[kv_heads], _number(count),
+            factor, window, of_heads(logits, q_heads), softmax,
+        )  # fmt: skip
+        return found
+
+    if plan.heads == q_.shape[0]:
+        before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
+        out, _, _, flags = run(
+            padded_prefill_kernel, lnc, q_, k_, v_, *caches, slots, _number(count), factor, window,
+            logits, *scales, plan.softmax, *key_writes,
+        )  # fmt: skip
+        if mode == "bounded" and flags.any():
+            k_rows[...], v_rows[...] = before
+        if plan.exact_heads is not None and flags.any():
+            every = slice(0, q_.shape[0])
+            out = launch_exact(plan.exact_heads, every, q_.shape[0], k_.shape[0], launch)
+        _check_bound(mode, flags)
+    else:
+        out, flags = launch_heads(plan, q_.shape[0], k_.shape[0], launch)
+        _check_bound(mode, flags)
+        run(write_kv_cache_kernel, 1, k_, v_, *caches, slots, *scales, *key_writes)
     return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
 
@@ -170,16 +198,27 @@ def segmented_attention(
     if window is not None and window >= most_tokens:
         window = None
     mode = check_softmax(softmax, q_, most_tokens)
-    out, flags = run(
-        segmented_attention_kernel, lnc, q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows),
-        tables, _number(prior), _number(count), segment, check_scale(scale, q_.shape[2]), window,
-        check_sinks(read_optional(kind, sinks), q_.shape[0]),
-        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), mode, k_pre_transposed,
-        window_slots(
-            tables[0], prior, window, block_size, q_.shape[1], q_.shape[2], q_.dtype.itemsize
-        ),
-    )  # fmt: skip
+    factor = check_scale(scale, q_.shape[2])
+    logits = check_sinks(read_optional(kind, sinks), q_.shape[0])
+    k_factors = check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows)
+    v_factors = check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows)
+    program = (q_.shape[1], q_.shape[2], q_.dtype.itemsize)
+    slots = window_slots(tables[0], prior, window, block_size, *program)
+    shape = ProgramShape(*program, lnc, mode, window, segment, block_size, k_pre_transposed)
+    plan = plan_launches(shape, q_.shape[0], k_.shape[0])
+
+    def launch(q_heads: slice, kv_heads: slice, softmax: str) -> tuple[Array, Array]:
+        some_heads = kv_heads.stop - kv_heads.start < k_.shape[0]
+        found: tuple[Array, Array] = run(
+            segmented_attention_kernel, lnc, q_[q_heads], k_[kv_heads], v_[kv_heads],
+            device_fp8(k_rows), device_fp8(v_rows), tables, _number(prior), _number(count), segment,
+            factor, window, of_heads(logits, q_heads), of_heads(k_factors, kv_heads),
+            of_heads(v_factors, kv_heads), softmax, k_pre_transposed, slots,
+            _number(kv_heads.start) if some_heads else None,
+        )  # fmt: skip
+        return found
+
+    out, flags = launch_heads(plan, q_.shape[0], k_.shape[0], launch)
     _check_bound(mode, flags)
     return kind.give(out)
 

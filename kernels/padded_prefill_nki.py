@@ -120,3 +120,30 @@ def padded_prefill_kernel(
     if keys is not None:
         keys.write()
     return out, k_cache, v_cache, loop.store_flags(core, num_cores)
+
+
+@nki.jit
+def chunk_attention_kernel(
+    q: nl.NkiTensor,  # [H, S, d]
+    k: nl.NkiTensor,  # [KV, S, d]
+    v: nl.NkiTensor,  # [KV, S, d]
+    num_tokens: nl.NkiTensor,  # [1, 1] int32
+    scale: float,
+    window: int | None,
+    sinks: nl.NkiTensor | None,  # [1, H] fp32
+    softmax: str,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """The attention of padded_prefill_kernel without its cache write, and the flags [cores, H]."""
+    num_q_heads, num_rows, d = q.shape
+    assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
+    assert num_q_heads % k.shape[0] == 0, "query heads must be a multiple of KV heads"
+    out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    core = nl.program_id(0)
+    num_cores = nl.num_programs(0)
+    loop = ShareLoop(q, k, v, out, num_tokens, scale, window, sinks, softmax)
+    shares = core_shares(
+        num_q_heads, num_q_heads // k.shape[0], num_rows // PARTITIONS, d, element_bytes(q.dtype),
+        core, num_cores,
+    )  # fmt: skip
+    loop.run(shares, None, None)
+    return out, loop.store_flags(core, num_cores)

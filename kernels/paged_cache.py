@@ -47,7 +47,8 @@ class PagedSegments(nl.NKIObject):
         block_table: nl.NkiTensor,  # [1, W] int32 HBM, W whole segments and more
         segment_size: int,
         dtype: str,  # of the keys and values that come out
-        k_pre_transposed: bool = False,  # k_cache is [num_blocks, KV, d, block_size]
+        k_pre_transposed: bool,  # k_cache is [num_blocks, KV, d, block_size]
+        first_head: nl.NkiTensor | None,  # [128, 1] int32: the cache's head that is head 0
     ) -> None:
         num_blocks, num_kv_heads, block_size, d = v_cache.shape
         self.block_table = block_table
@@ -67,7 +68,7 @@ class PagedSegments(nl.NKIObject):
         self.v_dtype = v_cache.dtype
         self.key_columns: TransposedKeys | None = None
         if k_pre_transposed:
-            self.key_columns = TransposedKeys(k_cache, block_table, segment_size)
+            self.key_columns = TransposedKeys(k_cache, block_table, segment_size, first_head)
             # Written by write_positions, where masks in token order are needed.
             shape = (PARTITIONS, segment_size)
             self.positions = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -79,6 +80,8 @@ class PagedSegments(nl.NKIObject):
             dst=self.run_of_block, data=self.run_of_block, op0=nl.bitwise_and,
             operand0=self.runs_per_block - 1,
         )  # fmt: skip
+        if first_head is not None:
+            add_head(self.run_of_block, first_head, self.runs_per_block)
         self.block_rows = nl.ndarray((PARTITIONS, self.runs), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=self.block_rows, value=num_kv_heads * self.runs_per_block)
         self.block_step = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -251,6 +254,15 @@ def load_tokens(register: nisa.VirtualRegister, token: nl.NkiTensor) -> None:
     number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=number, src=token[0:1, :])
     nisa.register_load(register, number)
+
+
+def add_head(indices: nl.NkiTensor, head: nl.NkiTensor, stride: int) -> None:
+    """Add `stride` times a head's number [p, 1] int32 to every index of a tile [p, n] int32."""
+    height, width = indices.shape
+    offset = integer_multiple(head[0:height, :], stride)
+    nisa.tensor_tensor(
+        dst=indices, data1=indices, data2=offset.ap([[1, height], [0, width]]), op=nl.add
+    )
 
 
 def integer_multiple(numbers: nl.NkiTensor, factor: int) -> nl.NkiTensor:

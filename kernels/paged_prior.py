@@ -1,17 +1,21 @@
 """The cached tokens before a chunk: what a kernel prepares once, and the stream of each share."""
 
-from .backend import nl
+from .backend import nisa, nl
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
-from .loading import broadcast_row
+from .loading import broadcast_row, element_bytes
 from .paged_cache import PagedSegments
 from .prior_stream import MANY_BLOCKS, PriorStream
+from .share_tiles import num_blocks_of
 from .softmax import ScoreScale, cached_scale
-from .tile_schedule import PARTITIONS
+from .tile_schedule import PARTITIONS, Share
 from .window_stream import WindowTokens
 
 TAIL_SEGMENT = 512
 """Tokens of the segments that hold what the whole segments leave of the prior."""
+
+LONG_SHARE = 16
+"""Row tiles of a share above which one whole segment is computed per trip of the exact softmax."""
 
 WINDOW_SEGMENT = 2048
 """Most tokens of a segment between a window's edge and the chunk."""
@@ -34,7 +38,12 @@ class PagedPrior(nl.NKIObject):
         k_scales: nl.NkiTensor | None,  # [1, KV] fp32 HBM
         v_scales: nl.NkiTensor | None,  # [1, KV] fp32 HBM
         k_pre_transposed: bool,
+        first_kv_head: nl.NkiTensor | None,  # [1, 1] int32 HBM: the cache's head that is head 0
     ) -> None:
+        self.first_head: nl.NkiTensor | None = None
+        if first_kv_head is not None:
+            self.first_head = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+            nisa.dma_copy(dst=self.first_head, src=first_kv_head.ap([[0, PARTITIONS], [1, 1]]))
         self.k_cache = k_cache
         self.v_cache = v_cache
         self.block_table = block_table
@@ -58,16 +67,18 @@ class PagedPrior(nl.NKIObject):
         elif window > 1:
             assert window_slots is not None, "a window needs the slots of its tokens"
             self.window = WindowTokens(
-                k_cache, v_cache, window_slots, window, num_rows, dtype, k_pre_transposed
-            )
+                k_cache, v_cache, window_slots, window, num_rows, dtype, k_pre_transposed,
+                self.first_head,
+            )  # fmt: skip
             if self.window.end_tile < 0:
                 self.tail = self.segments_of(min(WINDOW_SEGMENT, kv_segment_size))
 
     def segments_of(self, size: int) -> PagedSegments:
         """The prior in segments of a size."""
         return PagedSegments(
-            self.k_cache, self.v_cache, self.block_table, size, self.dtype, self.k_pre_transposed
-        )
+            self.k_cache, self.v_cache, self.block_table, size, self.dtype, self.k_pre_transposed,
+            self.first_head,
+        )  # fmt: skip
 
     def whole_segments(self, size: int) -> PagedSegments:
         """The same, one object per size."""
@@ -83,14 +94,17 @@ class PagedPrior(nl.NKIObject):
         if self.window is not None or self.tail is None:
             if not tiles.band.sees(tiles.row_tile(0) + 1):
                 return None
-            return PriorStream(rows, None, self.tail, self.window, self.prior_count, kv_head)
+            return PriorStream(rows, None, True, self.tail, self.window, self.prior_count, kv_head)
         whole = None
+        in_pairs = True
         if self.kv_segment_size > TAIL_SEGMENT:
-            size = self.kv_segment_size
-            if not rows.needs_mask:
-                size = whole_segment_size(size, self.v_cache.shape[2], tiles.num_blocks)
+            size, num_bodies = whole_segment_size(
+                self.kv_segment_size, self.v_cache.shape[2], tiles.share, rows.needs_mask,
+                element_bytes(self.dtype) * len(tiles.queries),
+            )  # fmt: skip
             whole = self.whole_segments(size)
-        return PriorStream(rows, whole, self.tail, None, self.prior_count, kv_head)
+            in_pairs = num_bodies > 1
+        return PriorStream(rows, whole, in_pairs, self.tail, None, self.prior_count, kv_head)
 
     def score_scale(self, kv_head: int, scale: float) -> ScoreScale:
         """Factor of scores against the cached keys of a KV head."""
@@ -105,9 +119,22 @@ class PagedPrior(nl.NKIObject):
         return self.v_factor[:, kv_head : kv_head + 1]
 
 
-def whole_segment_size(kv_segment_size: int, block_size: int, num_blocks: int) -> int:
-    """Tokens of a whole segment: with many blocks of queries half, as a trip computes two."""
+def whole_segment_size(
+    kv_segment_size: int, block_size: int, share: Share, is_exact: bool, key_bytes: int
+) -> tuple[int, int]:
+    """Tokens of a whole segment of a share, and how many of them are in the bodies of its loops.
+
+    Half of kv_segment_size with many blocks of queries, as a trip computes two, and for long keys
+    (key_bytes: bytes of an element times 128 features), of which SBUF holds fewer. The exact
+    softmax takes as long as it can, as its steps do; one per trip with many rows, where its program
+    would be too long.
+    """
     half = kv_segment_size // 2
-    if num_blocks > MANY_BLOCKS and half % PARTITIONS == 0 and half % block_size == 0:
-        return half
-    return kv_segment_size
+    size = kv_segment_size
+    if (key_bytes > 2 or (not is_exact and num_blocks_of(share) > MANY_BLOCKS)) and (
+        half % PARTITIONS == 0 and half % block_size == 0
+    ):
+        size = half
+    if is_exact and len(share.row_tiles) > LONG_SHARE:
+        return size, 1
+    return size, 3

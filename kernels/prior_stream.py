@@ -4,8 +4,9 @@ A dynamic loop has one traced body, hence fixed addresses:
 
     WholeSegments  two segments per trip in two sets of tiles. While one is computed, the other is
                    prepared and the gather of its successor started. An odd last one follows.
-    TailSegments   shorter segments, the first and last one partly used, one per trip: the prepared
-                   segment is copied to the tiles that the body computes with.
+    TailSegments   one per trip: the prepared segment is copied to the tiles that the body computes
+                   with. What whole segments leave, in shorter ones, the first and last one partly
+                   used; or whole ones where a body of two would make the program too long.
 """
 
 from .backend import nisa, nl
@@ -90,7 +91,8 @@ class TailSegments(nl.NKIObject):
         rows: BoundedRows | ExactRows,
         prior: PagedSegments,
         kv_head: int,
-        skips: bool,  # whether tokens of the first segment may be left out
+        is_partial: bool,  # whether some segment may hold tokens beyond the prior
+        skips: bool = False,  # whether tokens of the first one may be left out
     ) -> None:
         self.rows = rows
         self.prior = prior
@@ -98,7 +100,7 @@ class TailSegments(nl.NKIObject):
         if skips:
             walk.skipped = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         self.walk = walk
-        self.segments = [PreparedSegment(rows, prior, self.walk, kv_head, True)]
+        self.segments = [PreparedSegment(rows, prior, self.walk, kv_head, is_partial)]
         following = self.segments[0]
         if prior.key_columns is not None:
             prior.write_positions()
@@ -155,6 +157,7 @@ class PriorStream(nl.NKIObject):
         self,
         rows: BoundedRows | ExactRows,
         whole: PagedSegments | None,
+        in_pairs: bool,  # two whole segments per trip
         tail: PagedSegments | None,
         window: WindowTokens | None,
         prior_count: nl.NkiTensor,  # [128, 1] fp32
@@ -164,6 +167,7 @@ class PriorStream(nl.NKIObject):
         nisa.memset(dst=self.zero, value=0.0, engine=nisa.engine.gpsimd)
         self.prior_count = prior_count
         self.whole: WholeSegments | None = None
+        self.single: TailSegments | None = None
         self.tail: TailSegments | None = None
         self.window: WindowSections | None = None
         # Those that are prepared before the first one is computed.
@@ -174,27 +178,34 @@ class PriorStream(nl.NKIObject):
         self.pairs_end = nisa.register_alloc(0)
         self.tail_start = nisa.register_alloc(0)
         self.end = nisa.register_alloc(0)
+        self.whole_size = 0
         if whole is not None:
-            self.whole = WholeSegments(rows, whole, prior_count, kv_head)
-            self.first_segments.append(self.whole.segments[0])
+            self.whole_size = whole.segment_size
+            if in_pairs:
+                self.whole = WholeSegments(rows, whole, prior_count, kv_head)
+                self.first_segments.append(self.whole.segments[0])
+            else:
+                self.single = TailSegments(rows, whole, kv_head, False)
+                self.first_segments.append(self.single.segments[0])
         if window is not None:
             self.window = WindowSections(rows, window, kv_head)
             self.first_segments.append(self.window.segments[0])
         if tail is not None:
-            self.tail = TailSegments(rows, tail, kv_head, window is not None)
+            self.tail = TailSegments(rows, tail, kv_head, True, window is not None)
             self.first_segments.append(self.tail.segments[0])
 
     def begin(self) -> None:
         """Read the table of the first segment and clear its staging tiles."""
-        if self.whole is not None or self.window is not None:
+        if self.whole_size > 0 or self.window is not None:
             first = self.first_segments[0]
             first.fetch_blocks()
             first.clear(nisa.engine.gpsimd, nisa.engine.scalar, self.zero)
 
     def fetch_first(self) -> None:
         """Start the gather of the first segment; ACT is still idle enough to clear the second."""
+        if self.whole_size > 0:
+            self.first_segments[0].fetch_rows(0)
         if self.whole is not None:
-            self.whole.segments[0].fetch_rows(0)
             self.whole.segments[1].clear(nisa.engine.scalar, nisa.engine.scalar, self.zero)
         if self.window is not None:
             for part in range(self.window.tokens.fetch_steps):
@@ -204,11 +215,10 @@ class PriorStream(nl.NKIObject):
 
     def load_bounds(self, tail: TailSegments) -> None:
         """Loop bounds in registers, and where the tail begins."""
-        if self.whole is not None:
-            whole_size = self.whole.prior.segment_size
-            _, pairs = aligned_down(self.prior_count, 2 * whole_size)
+        if self.whole_size > 0:
+            _, pairs = aligned_down(self.prior_count, 2 * self.whole_size)
             load_tokens(self.pairs_end, pairs)
-            tail.begin(self.prior_count, self.prior_count, whole_size, self.tail_start)
+            tail.begin(self.prior_count, self.prior_count, self.whole_size, self.tail_start)
         elif self.window is not None:
             first = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_scalar(
@@ -244,5 +254,7 @@ class PriorStream(nl.NKIObject):
         """Every block over all other segments."""
         if self.whole is not None:
             self.whole.attend(self.pairs_end, self.tail_start, scale)
+        if self.single is not None:
+            self.single.attend(0, self.tail_start, scale)
         if self.tail is not None:
             self.tail.attend(self.tail_start, self.end, scale)

@@ -68,6 +68,7 @@ def segmented_attention_kernel(
     softmax: str,  # "exact", "bounded", or "auto": bounded, then exact where the check fails
     k_pre_transposed: bool = False,  # the K cache is [num_blocks, KV, d, block_size]
     window_slots: nl.NkiTensor | None = None,  # [1, tokens] int32, with a window above 1
+    first_kv_head: nl.NkiTensor | None = None,  # [1, 1] int32: the cache's head that is k[0]
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over its prior and itself, and the flags [cores, H]."""
     num_q_heads, num_rows, d = q.shape
@@ -82,7 +83,7 @@ def segmented_attention_kernel(
     loop = ShareLoop(q, k, v, out, num_tokens, scale, window, sinks, softmax)
     prior = PagedPrior(
         k_cache, v_cache, block_table, prior_tokens, window_slots, kv_segment_size, window,
-        num_rows, q.dtype, k_scales, v_scales, k_pre_transposed,
+        num_rows, q.dtype, k_scales, v_scales, k_pre_transposed, first_kv_head,
     )  # fmt: skip
     shares = core_shares(
         num_q_heads, num_q_heads // num_kv_heads, num_rows // PARTITIONS, d,

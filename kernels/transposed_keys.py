@@ -34,8 +34,12 @@ class TransposedKeys(nl.NKIObject):
         k_cache: nl.NkiTensor,  # [num_blocks, KV, d, block_size] HBM
         block_table: nl.NkiTensor,  # [1, W] int32 HBM, W whole segments and more
         segment_size: int,
+        first_head: nl.NkiTensor | None,  # [128, 1] int32: the cache's head that is head 0
     ) -> None:
-        _, _, d, block_size = k_cache.shape
+        num_blocks, num_kv_heads, d, block_size = k_cache.shape
+        self.first_head = first_head
+        self.num_kv_heads = num_kv_heads
+        self.head_blocks = k_cache.reshape((num_blocks * num_kv_heads, d * block_size))
         self.k_cache = k_cache
         self.block_table = block_table
         self.segment_size = segment_size
@@ -76,6 +80,32 @@ class TransposedKeys(nl.NKIObject):
         stage: list[nl.NkiTensor],  # from new_stage, result
     ) -> None:
         """Load the columns of a segment; those of a skipped block stay as they are."""
+        if self.first_head is not None:
+            of_head = self.blocks_of_head(blocks, self.first_head)
+            self.gather_blocks(self.head_blocks, of_head, kv_head, stage)
+        else:
+            self.gather_blocks(self.k_cache, blocks, kv_head, stage)
+
+    def blocks_of_head(self, blocks: nl.NkiTensor, first_head: nl.NkiTensor) -> nl.NkiTensor:
+        """Numbers of a head's blocks among those of all heads; negative for -1."""
+        of_head = nl.ndarray(blocks.shape, dtype=nl.int32, buffer=nl.sbuf)
+        heads = nl.ndarray(blocks.shape, dtype=nl.int32, buffer=nl.sbuf)
+        nisa.memset(dst=heads, value=self.num_kv_heads)
+        nisa.tensor_tensor(dst=of_head, data1=blocks, data2=heads, op=nl.multiply)
+        nisa.tensor_tensor(
+            dst=of_head, data1=of_head,
+            data2=first_head.ap([[1, 1], [0, self.blocks]]), op=nl.add,
+        )  # fmt: skip
+        return of_head
+
+    def gather_blocks(
+        self,
+        blocks_in_hbm: nl.NkiTensor,  # the first dimension counts blocks, or heads' blocks
+        blocks: nl.NkiTensor,  # [1, blocks] int32
+        kv_head: int,
+        stage: list[nl.NkiTensor],
+    ) -> None:
+        """One DMA per block."""
         _, _, d, block_size = self.k_cache.shape
         for i in range(len(self.parts)):
             first, height = self.parts[i]
@@ -83,7 +113,7 @@ class TransposedKeys(nl.NKIObject):
                 mode, engine = queue_of(block)
                 nisa.dma_copy(
                     dst=stage[i][:, block * block_size : (block + 1) * block_size],
-                    src=self.k_cache.ap(
+                    src=blocks_in_hbm.ap(
                         [[block_size, height], [1, block_size]],
                         offset=(kv_head * d + first) * block_size,
                         scalar_offset=blocks[:, block : block + 1],

@@ -25,6 +25,8 @@ CHUNK_BYTES = 4 << 20
 """Most bytes of a head's keys in a chunk, which stay in SBUF: S = 8192 with 128 fp32 features."""
 BOUNDED_CHUNK_BYTES = 2 << 20
 """The same with softmax="bounded"."""
+MOST_ROWS = 8192
+"""Longest chunk: the program of one head has below 20,000 instructions then."""
 MOST_WRITTEN_ROWS = 350_000
 """Most tokens times (KV heads + 4) of write_kv_cache: its program then has below 20,000
 instructions, at most 7 * KV + 28 for a tile of 128 tokens (fp8, pre-transposed, d = 256).
@@ -127,7 +129,7 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
     check_shape("k", k, (None, q.shape[1], q.shape[2]))
     check_shape("v", v, k.shape)
     queries_per_kv_head(q.shape[0], k.shape[0])
-    most = CHUNK_BYTES // (q.shape[2] * q.dtype.itemsize)
+    most = min(MOST_ROWS, CHUNK_BYTES // (q.shape[2] * q.dtype.itemsize))
     if q.shape[1] % PARTITIONS or q.shape[1] > most:
         raise ValueError(f"q: S={q.shape[1]} must be a multiple of {PARTITIONS} up to {most}")
 

@@ -17,7 +17,7 @@ from .band import Band
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
 from .loading import element_bytes
-from .paged_cache import SegmentBlocks, integer_multiple, rows_of_slots
+from .paged_cache import SegmentBlocks, add_head, integer_multiple, rows_of_slots
 from .prepared_segment import PreparedSegment
 from .softmax import ScoreScale
 from .tile_schedule import PARTITIONS
@@ -72,7 +72,9 @@ class WindowTokens(nl.NKIObject):
         num_rows: int,  # of the chunk
         dtype: str,  # of the keys and values that come out
         k_pre_transposed: bool,  # k_cache is [num_blocks, KV, d, block_size]
+        first_head: nl.NkiTensor | None,  # [128, 1] int32: the cache's head that is head 0
     ) -> None:
+        self.first_head = first_head
         num_blocks, num_kv_heads, block_size, d = v_cache.shape
         self.slots = slots
         self.block_size = block_size
@@ -147,6 +149,8 @@ class WindowTokens(nl.NKIObject):
         last = min(first + TILES_PER_FETCH, self.tokens)
         own = slots.by_run[:, first:last]
         rows = rows_of_slots(own, self.block_size, self.num_kv_heads)
+        if self.first_head is not None:
+            add_head(rows, self.first_head, self.block_size)
         k_index, k_pattern = rows, [[self.d, PARTITIONS], [1, self.d]]
         if self.k_pre_transposed:
             k_index = self.columns_of_slots(own)
@@ -184,6 +188,8 @@ class WindowTokens(nl.NKIObject):
         nisa.tensor_scalar(dst=start, data=slots, op0=nl.bitwise_and, operand0=-self.block_size)
         columns = integer_multiple(start, self.num_kv_heads * self.d)
         nisa.tensor_tensor(dst=columns, data1=columns, data2=within, op=nl.add)
+        if self.first_head is not None:
+            add_head(columns, self.first_head, self.block_size * self.d)
         return columns
 
     def advance_block(self, walk: WindowWalk) -> None:

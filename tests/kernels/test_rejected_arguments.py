@@ -216,7 +216,7 @@ def test_an_unsupported_geometry_is_named(
 def test_a_chunk_that_exceeds_the_memory_on_chip_is_refused() -> None:
     q = np.zeros((1, 16512, D), np.float32)
     cache = zeros(BLOCKS, 1, BLOCK, D)
-    with pytest.raises(ValueError, match="q: S=16512 must be a multiple of 128 up to 16384"):
+    with pytest.raises(ValueError, match="q: S=16512 must be a multiple of 128 up to 8192"):
         kernels.segmented_attention(q, q, q, cache, cache, ints(0), 0, 1)
 
 
