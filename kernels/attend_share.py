@@ -116,6 +116,8 @@ def attend_first_blocks(
     chunk.finish_upto(rows.tiles.num_blocks - 1)
     for work in others:
         work.finish()
+    # The first trip of a loop finds the rings of buffers as the later ones do.
+    rows.drain()
 
 
 def attend_last_blocks(
