@@ -6,11 +6,13 @@ Formula. For query head h, row i < num_tokens, KV head g = h // (H / KV):
 where sinks[h] joins the sum of the softmax as one more logit without a value. Rows >= num_tokens
 are zero. k and v are stored through slot_mapping as in write_kv_cache.
 
-Supported range. S a multiple of 128, S * head_dim * element size up to 4 MiB (S = 8192 with 128
-fp32 features), head_dim up to 256, H a multiple of KV, bf16, fp16 or fp32, one or two cores.
-softmax="bounded": head_dim up to 128, no window, bf16 or fp32, half that size. Rows >= num_tokens
-of q, k, v may hold NaN or infinity.
-`segattn.kernels.padded_prefill` checks arguments; the kernel only asserts shapes.
+Supported range. S a multiple of 128 up to 8192, S * head_dim * element size up to 4 MiB (S = 8192
+with 128 fp32 features), head_dim up to 256, H a multiple of KV, bf16, fp16 or fp32, one or two
+cores. softmax="bounded": bf16 or fp32, half that size. Rows >= num_tokens of q, k, v may hold NaN
+or infinity.
+`segattn.kernels.padded_prefill` checks arguments and launches the kernel, or, where its program
+would be too long for all heads, chunk_attention_kernel for some at a time (launch_plan.py) and the
+cache write; the kernels only assert shapes.
 
 Loop nest. Share of the core (heads of a KV head and rows of them, 8192 rows in bf16 at most; those
 after the first rows of their heads are left out at run time when they are padding):
@@ -19,9 +21,8 @@ after the first rows of their heads are left out at run time when they are paddi
         results of the blocks before, the cache write
     exact (exact_rows.py): row tile -> step of at most 2048 keys up to the diagonal: scores and
         maximum, weights of the step two before transposed, P V of the one three before
-    exact with a window or head_dim > 128 (attend.py, softmax.py): row tile of 128 queries -> query
-        head -> step of at most 2048 keys back from the diagonal, as far as the window reaches
-"auto" runs the second in loops of `flag` iterations after the first.
+"auto" runs the second in loops of `flag` iterations after the first. Key tiles that a window hides
+are left out in both, those that it cuts are masked (band.py).
 
 Layouts. Query and key columns [128 features, rows] per 128 features of d; values with a column of
 ones [128, S / 128 * (d + 1)]: row t * 128 + p on partition p. Tile i * heads + h of a share is row
@@ -30,19 +31,18 @@ PSUM, weights transposed by PE.
 A pre-transposed K cache is written last, by transposed_key_writer.py.
 
 On-chip memory per partition, element size b, tiles n = S / 128, row tiles m of a share of G heads,
-d <= 128: query rows and columns 2 G m (d + 128) b / 2, keys and values of the chunk
-n (128 + d + 1) b and a few pieces of 4 tiles before, acc 4 G m (d + 1), weights 8 * 1024 b.
-S = 2048, G = 4, d = 128, bf16: 32 + 8 + 33 + 16 = 89 KiB; S = 8192 adds 24 KiB of keys and values
-and its shares are no larger. PSUM: scores 6 banks, P V 2, whose ends serve the transposes. Exact:
-weights and transposed weights 5 * 2048 b instead, PSUM the same; its tiles and those of the bounded
-softmax are not needed at the same time. With a window: rows before transposing 2 G n d b, query
-columns G S b, keys 2 n d b + S b, values 2 n d b, acc 4 G n d, masks 2048 * 5 each, step
-2048 * (4 + 2 b): 32 + 16 + 12 + 8 + 32 + 10 + 16 = 126 KiB for that shape.
+f = ceil(d / 128) parts of the features: query rows and columns G m (d + 128 f) b, keys and values
+of the chunk n (128 f + d + 1) b and a few pieces of 4 tiles before, acc 4 G m (d + 1), weights
+8 * 1024 b; G m f b <= 128. S = 2048, G = 4, d = 128, bf16: 32 + 8 + 33 + 16 = 89 KiB; S = 8192 adds
+24 KiB of keys and values and its shares are no larger. PSUM: scores 6 banks, P V 2, whose ends serve
+the transposes; 4 and 4 for d = 256. Exact: weights and transposed weights 5 * 2048 b instead, three
+constants of 256 bytes, PSUM 6 and 2 banks; its tiles and those of the bounded softmax are not
+needed at the same time.
 
 Numerics. Products and sums in fp32; weights are rounded to the dtype of v before P V. ACT is taken
 to round scale * score before it adds the shift; where it fuses the two, |scale * score| must stay
 below 1e9. Bounded: relative L2 error within 1.15 of an exact maximum with bf16 weights wherever the
-check on the row sums passes (bounded.py, bounded_result.py).
+check on the row sums passes (bounded.py, share_result.py).
 """
 
 from .backend import nki, nl

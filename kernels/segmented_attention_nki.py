@@ -7,36 +7,41 @@ where sinks[h] joins the sum of the softmax as one more logit without a value. K
 positions < prior_tokens come from the cache through block_table (-1: absent) as stored value times
 k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
 
-Supported range. S a multiple of 128, head_dim up to 256, H a multiple of KV, block_size a power of
-two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of block_size;
-bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is padded
-with -1 to whole segments and three more. Unused cache rows and padded rows may hold NaN or
-infinity.
-`segattn.kernels.segmented_attention` checks arguments; the kernel only asserts shapes.
+Supported range. S and head_dim as in padded_prefill, H a multiple of KV, block_size a power of two,
+any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of block_size; bf16,
+fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is padded with -1 to
+whole segments and three more. A window needs the slots of the tokens before the chunk
+(window_plan.py). k and v may be some of the cache's KV heads, consecutive ones from first_kv_head
+on. Unused cache rows and padded rows may hold NaN or infinity.
+`segattn.kernels.segmented_attention` checks arguments and launches the kernel, for some heads at a
+time where its program would be too long (launch_plan.py); the kernel only asserts shapes.
 
 Loop nest. Share of the core (consecutive query heads of a KV head): the chunk over itself as in
 padded_prefill, then
     bounded (prior_stream.py): pairs of whole segments (runtime count), an odd one, then the rest in
         segments of 512 -> block of 4 row tiles -> macro of 2 key tiles; the next segment is
         prepared beside
-    exact (exact_rows.py): the same segments -> row tile -> step of at most 2048 keys
-    exact with a window or head_dim > 128: segment (runtime bounds: the window's first to the last)
-        -> row tile -> query head -> step of at most 2048 keys
+    exact (exact_rows.py): the same segments, one per trip if the share has more than 16 row tiles
+        -> row tile -> step of at most 2048 keys
+With a window both take, instead of segments, the key tiles before the chunk that the window of some
+row cuts, in sections of up to 16 (window_stream.py); if it reaches further back than 32 tiles and
+the chunk, what lies between them and the chunk follows in segments of up to 2048 (runtime count).
 A long chunk's last blocks are computed over the chunk after the prior, beside the results of the
 others.
 
 Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that
 a partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ...
-Key columns [128 features, segment]: column j * 128 + p. Masks are made in token order and read
-with stride r. With k_pre_transposed, keys are staged in columns [features, segment] of token order
+Key columns [128 features, segment] per 128 features: column j * 128 + p. In a window's sections key
+tile j is 128 consecutive tokens, token p of it on partition p, gathered one by one. With k_pre_transposed, keys are staged in columns [features, segment] of token order
 (transposed_keys.py), from which a strided copy makes key columns instead of PE.
 
-On-chip memory per partition: that of padded_prefill, plus for a segment of s tokens, element size
-b: staged and zeroed rows 4 r d b, key columns s b, mask and positions 9 s. s = 2048, d = 128,
-bf16: 16 + 4 + 18 = 38 KiB. Bounded: two sets of staged rows 2 r d b, key columns s b and values
-r (d + 1) b: 2 (8 + 4 + 4) = 32 KiB, for the tail a quarter of that and once more zeroed keys, key
-columns and values of 512 tokens: 4 + 3 KiB. With more than 4 blocks its segments are half as long;
-the exact softmax takes whole ones, with a mask row of 2 s bytes each.
+On-chip memory per partition: that of padded_prefill, plus for segments of s tokens, element size b,
+f = ceil(d / 128): two sets of staged rows 2 r d b, key columns f s b and values r (d + 1) b. s = 2048,
+d = 128, bf16: 2 (8 + 4 + 4) = 32 KiB; for the tail of 512 tokens one set, zeroed key rows r d b and a
+copy of columns and values: 4 + 1 + 2 = 7 KiB. Bounded with more than 4 blocks, fp32 and d = 256 take
+half as long segments; the exact softmax has a mask row of 2 s bytes per set. With a window: two
+sections of up to 16 tiles, 2 (8 + 4 + 4) = 32 KiB, and for a long one a set of 2048 tokens with
+zeroed key rows and copies, 16 + 4 + 8 = 28 KiB.
 
 Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
