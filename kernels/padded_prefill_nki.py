@@ -32,9 +32,9 @@ A pre-transposed K cache is written last, by transposed_key_writer.py.
 
 On-chip memory per partition, element size b, tiles n = S / 128, row tiles m of a share of G heads,
 f = ceil(d / 128) parts of the features: query rows and columns G m (d + 128 f) b, keys and values
-of the chunk n (128 f + d + 1) b and a few pieces of 4 tiles before, acc 4 G m (d + 1), weights
-8 * 1024 b; G m f b <= 128. S = 2048, G = 4, d = 128, bf16: 32 + 8 + 33 + 16 = 89 KiB; S = 8192 adds
-24 KiB of keys and values and its shares are no larger. PSUM: scores 6 banks, P V 2, whose ends serve
+of the chunk n (128 f + d + 1) b and a few pieces of 4 tiles before, acc 4 G m (d + 1), weights 8 *
+1024 b; G m f b <= 128. S = 2048, G = 4, d = 128, bf16: 32 + 8 + 33 + 16 = 89 KiB; S = 8192 adds 24
+KiB of keys and values and its shares are no larger. PSUM: scores 6 banks, P V 2, whose ends serve
 the transposes; 4 and 4 for d = 256. Exact: weights and transposed weights 5 * 2048 b instead, three
 constants of 256 bytes, PSUM 6 and 2 banks; its tiles and those of the bounded softmax are not
 needed at the same time.

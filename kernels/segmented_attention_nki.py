@@ -29,19 +29,20 @@ the chunk, what lies between them and the chunk follows in segments of up to 204
 A long chunk's last blocks are computed over the chunk after the prior, beside the results of the
 others.
 
-Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that
-a partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ...
-Key columns [128 features, segment] per 128 features: column j * 128 + p. In a window's sections key
-tile j is 128 consecutive tokens, token p of it on partition p, gathered one by one. With k_pre_transposed, keys are staged in columns [features, segment] of token order
+Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that a
+partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ... Key
+columns [128 features, segment] per 128 features: column j * 128 + p. In a window's sections key
+tile j is 128 consecutive tokens, token p of it on partition p, gathered one by one. With
+k_pre_transposed, keys are staged in columns [features, segment] of token order
 (transposed_keys.py), from which a strided copy makes key columns instead of PE.
 
 On-chip memory per partition: that of padded_prefill, plus for segments of s tokens, element size b,
-f = ceil(d / 128): two sets of staged rows 2 r d b, key columns f s b and values r (d + 1) b. s = 2048,
-d = 128, bf16: 2 (8 + 4 + 4) = 32 KiB; for the tail of 512 tokens one set, zeroed key rows r d b and a
-copy of columns and values: 4 + 1 + 2 = 7 KiB. Bounded with more than 4 blocks, fp32 and d = 256 take
-half as long segments; the exact softmax has a mask row of 2 s bytes per set. With a window: two
-sections of up to 16 tiles, 2 (8 + 4 + 4) = 32 KiB, and for a long one a set of 2048 tokens with
-zeroed key rows and copies, 16 + 4 + 8 = 28 KiB.
+f = ceil(d / 128): two sets of staged rows 2 r d b, key columns f s b and values r (d + 1) b. s =
+2048, d = 128, bf16: 2 (8 + 4 + 4) = 32 KiB; for the tail of 512 tokens one set, zeroed key rows r d
+b and a copy of columns and values: 4 + 1 + 2 = 7 KiB. Bounded with more than 4 blocks, fp32 and d =
+256 take half as long segments; the exact softmax has a mask row of 2 s bytes per set. With a
+window: two sections of up to 16 tiles, 2 (8 + 4 + 4) = 32 KiB, and for a long one a set of 2048
+tokens with zeroed key rows and copies, 16 + 4 + 8 = 28 KiB.
 
 Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.

@@ -245,16 +245,21 @@ def flushing_exp(x: Array, out: Array | None = None) -> Array:
     return y
 
 
+@pytest.fixture
+def flushing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's exp flushes denormals to zero."""
+    monkeypatch.setitem(activations.ACTIVATIONS, "exp", activations.Activation("exp", flushing_exp))
+    # The plans of instructions that ran before hold the other exp.
+    monkeypatch.setattr(sys.modules["segattn.reference.nki.isa.activation"], "_plans", {})
+
+
 @pytest.mark.parametrize("name", FLAGGED)
 @pytest.mark.parametrize("flushes", [False, True])
 def test_hostile_inputs_are_right_or_fall_back(
-    name: str, flushes: bool, flags: list[Array], monkeypatch: pytest.MonkeyPatch
+    name: str, flushes: bool, flags: list[Array], request: pytest.FixtureRequest
 ) -> None:
     if flushes:
-        flushing = activations.Activation("exp", flushing_exp)
-        monkeypatch.setitem(activations.ACTIVATIONS, "exp", flushing)
-        # The plans of instructions that ran before hold the other exp.
-        monkeypatch.setattr(sys.modules["segattn.reference.nki.isa.activation"], "_plans", {})
+        request.getfixturevalue("flushing")
     rng = np.random.default_rng(1)
     prior, n = 300, 125
     paged = paged_tokens(rng, [prior], 1, 128, 16, BF16)
@@ -278,6 +283,55 @@ def test_hostile_inputs_are_right_or_fall_back(
     if flags[-1].any():
         with pytest.raises(FloatingPointError, match=r"softmax='bounded': row sums .* head\(s\)"):
             segmented_attention(*call, softmax="bounded")
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+@pytest.mark.parametrize(
+    ("heads", "d", "window", "fp8", "lnc", "softmax"),
+    [
+        (2, 64, 200, False, 1, "auto"),
+        (1, 128, 130, False, 2, "auto"),
+        (2, 256, None, False, 1, "auto"),
+        (1, 256, 77, False, 2, "exact"),
+        (2, 64, 250, True, 1, "auto"),
+    ],
+)
+def test_hostile_inputs_are_right_in_every_other_program(
+    name: str,
+    heads: int,
+    d: int,
+    window: int | None,
+    fp8: bool,
+    lnc: int,
+    softmax: str,
+    flushing: None,
+) -> None:
+    """An exp that flushes denormals; outliers in the middle of a block that the window cuts."""
+    rng = np.random.default_rng(2)
+    prior, n = 307, 125
+    q = padded_rows(rng, heads, 128, n, d, BF16)
+    k, v = (padded_rows(rng, 1, 128, n, d, BF16) for _ in range(2))
+    k_cache, v_cache = rng.standard_normal((2, 21, 1, 16, d)).astype(BF16)
+    # The block where hostile() puts its outlier holds positions 208 to 223.
+    table = np.full(40, -1, np.int32)
+    table[:20] = np.concatenate([np.arange(4, 17), [3], np.arange(14, 20)])
+    table[5] = -1
+    hostile(name, q[:, :n], k[:, :n], v[:, :n], k_cache, v_cache)
+    scales = {}
+    if fp8:
+        scales = {"k_scale": 4.0, "v_scale": 3.0}
+        k_cache, v_cache = (
+            np.clip(c.astype(np.float32) / 4, -240, 240).astype(ml_dtypes.float8_e4m3fn)
+            for c in (k_cache, v_cache)
+        )
+    k_cache[20], v_cache[20] = np.nan, np.nan  # in no table
+    call = (q, k, v, k_cache, v_cache, table, prior, n)
+    options = {"sliding_window": window, **scales}
+    out = segmented_attention(*call, softmax=softmax, lnc=lnc, **options)
+    expected = reference.segmented_attention(*call, **options)
+    assert_close(out, expected)
+    row_errors = np.linalg.norm(out[:, :n].astype(float) - expected[:, :n], axis=2)
+    assert (row_errors <= 0.02 * np.linalg.norm(expected[:, :n], axis=2)).all()
 
 
 def test_a_failed_bounded_prefill_has_written_nothing() -> None:
