@@ -1,0 +1,85 @@
+"""Windows that reach further back than what is computed in sections: segments in between."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segattn.kernels import segmented_attention
+from segattn.kernels.window_stream import window_tiles
+from segattn.reference import attention as reference
+from segattn.tests.kernels.cases import (
+    Options,
+    assert_close,
+    block_sizes,
+    gqa,
+    options,
+    padded_rows,
+    paged_tokens,
+    seeds,
+)
+
+
+def compare(
+    rng: np.random.Generator, heads: tuple[int, int], rows: int, n: int, prior: int, d: int,
+    block_size: int, holes: float, dtype: npt.DTypeLike, options: Options, **arguments: Any,
+) -> None:  # fmt: skip
+    """A call gives what the reference gives."""
+    cache_dtype = options.cache_dtype(dtype)
+    paged = paged_tokens(rng, [prior], heads[1], d, block_size, cache_dtype, holes=holes)
+    q = padded_rows(rng, heads[0], rows, n, d, dtype)
+    k, v = (padded_rows(rng, heads[1], rows, n, d, dtype) for _ in range(2))
+    k_cache = options.stored_keys(paged.k_cache)
+    call = (q, k, v, k_cache, paged.v_cache, paged.tables[0], prior, n)
+    shared = {**options.arguments(rng, heads[0]), **options.scales(rng, heads[1], dtype)}
+    out = segmented_attention(*call, **shared, **arguments)
+    assert_close(out[:, :n], reference.segmented_attention(*call, **shared)[:, :n])
+
+
+@given(
+    seed=seeds,
+    heads=gqa,
+    tiles=st.integers(1, 3),
+    data=st.data(),
+    prior=st.integers(0, 1300) | st.sampled_from([512, 1024]),
+    window=st.integers(300, 1500),
+    segment=st.sampled_from([128, 384, 512, 1024]),
+    d=st.sampled_from([64, 32, 256]),
+    block_size=block_sizes,
+    options=options,
+    holes=st.sampled_from([0.0, 0.3]),
+    softmax=st.sampled_from(["bounded", "exact"]),
+)
+def test_equals_the_reference_in_sections_and_segments(
+    seed: int, heads: tuple[int, int], tiles: int, data: st.DataObject, prior: int, window: int,
+    segment: int, d: int, block_size: int, options: Options, holes: float, softmax: str,
+) -> None:  # fmt: skip
+    options.window = window
+    dtype = data.draw(st.sampled_from([ml_dtypes.bfloat16, np.float32]))
+    n = data.draw(st.integers(0, tiles * 128))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("segattn.kernels.window_stream.FEW_TILES", 1)
+        compare(
+            np.random.default_rng(seed), heads, tiles * 128, n, prior, d, block_size, holes, dtype,
+            options, kv_segment_size=segment, softmax=softmax,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("softmax", ["auto", "exact"])
+def test_a_window_above_4096_begins_in_the_middle_of_a_block(softmax: str) -> None:
+    window, prior = 4300, 5001
+    assert window_tiles(window, 128, 64, 2) == (-34, -32, 2)
+    options = Options(window, True, None, False, 1, False)
+    compare(
+        np.random.default_rng(3), (2, 1), 128, 100, prior, 64, 32, 0.1, ml_dtypes.bfloat16, options,
+        softmax=softmax,
+    )  # fmt: skip
+
+
+def test_a_window_wider_than_the_table_and_the_chunk_is_none() -> None:
+    options = Options(10**6, False, None, False, 1, False)
+    compare(np.random.default_rng(4), (1, 1), 128, 90, 600, 64, 16, 0.0, np.float32, options)
