@@ -317,16 +317,15 @@ def test_hostile_inputs_are_right_in_every_other_program(
     table[:20] = np.concatenate([np.arange(4, 17), [3], np.arange(14, 20)])
     table[5] = -1
     hostile(name, q[:, :n], k[:, :n], v[:, :n], k_cache, v_cache)
-    scales = {}
+    options: dict[str, Any] = {"sliding_window": window}
     if fp8:
-        scales = {"k_scale": 4.0, "v_scale": 3.0}
+        options |= {"k_scale": 4.0, "v_scale": 3.0}
         k_cache, v_cache = (
             np.clip(c.astype(np.float32) / 4, -240, 240).astype(ml_dtypes.float8_e4m3fn)
             for c in (k_cache, v_cache)
         )
     k_cache[20], v_cache[20] = np.nan, np.nan  # in no table
     call = (q, k, v, k_cache, v_cache, table, prior, n)
-    options = {"sliding_window": window, **scales}
     out = segmented_attention(*call, softmax=softmax, lnc=lnc, **options)
     expected = reference.segmented_attention(*call, **options)
     assert_close(out, expected)

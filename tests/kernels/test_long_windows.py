@@ -36,7 +36,7 @@ def compare(
     k_cache = options.stored_keys(paged.k_cache)
     call = (q, k, v, k_cache, paged.v_cache, paged.tables[0], prior, n)
     shared = {**options.arguments(rng, heads[0]), **options.scales(rng, heads[1], dtype)}
-    out = segmented_attention(*call, **shared, **arguments)
+    out = segmented_attention(*call, **{**shared, **arguments})
     assert_close(out[:, :n], reference.segmented_attention(*call, **shared)[:, :n])
 
 
