@@ -133,7 +133,10 @@ def outline(kernel: Any, num_cores: int, *args: Any) -> Outline:
 
 
 def outline_call(function: Callable[..., Any], **arguments: Any) -> Outline:
-    """The outline of the kernel that a host function of `segattn.kernels` would launch."""
+    """The outline of the kernel that a host function of `segattn.kernels` would launch.
+
+    A function that launches several times launches one program, for other heads each time.
+    """
 
     def run(kernel: Any, lnc: int, *args: Any) -> None:
         raise _Found(outline(kernel, lnc, *args))
