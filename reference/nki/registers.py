@@ -8,11 +8,13 @@ import sys
 from functools import lru_cache
 from typing import Any, Final, NoReturn, SupportsIndex
 
+from .core import current
 from .errors import NkiValidationError, UninitializedReadError, at_kernel_line
 from .nkiobject import NKIObject
 from .records import Access
 from .serial import new_serial
-from .strict import violation
+from .strict import level, violation
+from .trips import Trips
 
 _INSTEAD: Final = (
     "a register has no value while the kernel is compiled; it may bound nl.fori_loop, be the "
@@ -76,6 +78,7 @@ class VirtualRegister(NKIObject):
             violation(
                 "deprecated", "while on a register is deprecated since 0.6.0; use nl.while_loop"
             )
+            _follow_while(self, self.value != 0)
             return self.value != 0
         raise NkiValidationError(
             f"a register is used as a Python condition; {_INSTEAD}{at_kernel_line()}"
@@ -113,6 +116,21 @@ def integer(label: str, x: Any) -> int:
             "with nisa.register_load)"
         )
     return x.__index__()
+
+
+def _follow_while(register: VirtualRegister, again: bool) -> None:
+    """A bare `while register:` is about to run its body, or ends."""
+    core = current()
+    trips = core.trips
+    if trips is None or trips.condition is not register:
+        if not again or level("loop_state") == "off":
+            return
+        trips = core.trips = Trips("while register", trips, register)
+    if again:
+        trips.begin_trip()
+    else:
+        core.trips = trips.outer
+        trips.end()
 
 
 @lru_cache(maxsize=256)

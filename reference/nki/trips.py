@@ -40,12 +40,17 @@ class Trips:
     """The trips of one running dynamic loop."""
 
     __slots__ = (
-        "after", "back", "first", "local", "loop", "names", "number", "replaced", "reported",
-        "start", "written",
+        "after", "back", "condition", "first", "local", "loop", "names", "number", "outer",
+        "replaced", "reported", "start", "written",
     )  # fmt: skip
 
-    def __init__(self, loop: str) -> None:
+    def __init__(
+        self, loop: str, outer: Trips | None = None, condition: object | None = None
+    ) -> None:
         self.loop = loop
+        self.outer = outer
+        self.condition = condition
+        """The register of a bare `while register:`."""
         self.first: list[Step] = []
         """The instructions of the first trip."""
         self.number = -1
