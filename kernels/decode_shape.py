@@ -23,6 +23,9 @@ GROUPS = 4
 """Groups that a trip's work is spread over if it has more slots than that, so that loads, scores
 and values overlap; at most twice as many make a trip."""
 
+MOST_MATMULS = 15_500
+"""Matmuls and transposes of a program: with all else it stays below 20,000 instructions."""
+
 MOST_PLAN_BYTES = 1 << 30
 """Most bytes of a plan: its arrays lie in HBM, and their offsets are 32-bit numbers."""
 
@@ -123,11 +126,21 @@ def decode_shape(
         edge_runs = max(1, (1 + has_window) * cdiv(tokens + num_queries - 2, tokens))
         edges = edge_runs * tokens
     edge_tiles = max(1, cdiv(slots * edges, PARTITIONS))
+    parts, query_parts = cdiv(head_dim, PARTITIONS), cdiv(head_dim, PARTITIONS)
+    pack = 1
+    if not k_pre_transposed:
+        pack = packed_tokens(head_dim * stored // itemsize, tokens)
+        query_parts = parts if stored == itemsize else 2
     own = _bytes_of_group(
         heads, rows, tokens, slots, edge_tiles, num_queries, head_dim, head_bytes, itemsize,
-        stored, k_pre_transposed,
+        stored, k_pre_transposed, pack * query_parts,
     )  # fmt: skip
-    groups = max(1, min(groups, (USABLE_BYTES - SHARED_BYTES) // own))
+    chunks = heads * (slots * tokens // pack + edge_tiles)
+    values = heads * (slots * tokens + edge_tiles) * parts
+    # The first trip and the body of the loop hold all groups.
+    matmuls = 2 * (chunks * (parts + query_parts) + values)
+    most = min((USABLE_BYTES - SHARED_BYTES) // own, MOST_MATMULS // matmuls)
+    groups = max(1, min(groups, most))
     trips = cdiv(total, slots * groups)
     return DecodeShape(heads, rows, tokens, slots, groups, edge_tiles, trips, edge_runs)
 
@@ -144,6 +157,7 @@ def _bytes_of_group(
     itemsize: int,
     stored: int,
     k_pre_transposed: bool,
+    query_columns: int,
 ) -> int:
     """SBUF bytes per partition of the tiles of one DecodeStage, DecodeGroup and SlotSums."""
     columns, parts = slots * rows, cdiv(head_dim, PARTITIONS)
@@ -152,11 +166,7 @@ def _bytes_of_group(
     lists += head_dim * itemsize
     if k_pre_transposed:
         lists += (slots + edge_tiles) * PARTITIONS
-    pack, query_parts = 1, parts
-    if not k_pre_transposed:
-        pack = packed_tokens(head_dim * stored // itemsize, tokens)
-        query_parts = parts if stored == itemsize else 2
-    weights = (pack * query_parts + tokens + edge_tiles) * columns * itemsize
+    weights = (query_columns + tokens + edge_tiles) * columns * itemsize
     numbers = 4 * columns * (3 + edge_tiles + parts)
     sums = 4 * (slots + 1) * (rows * (5 + 2 * parts) + 1)
     return staged + lists + weights + numbers + sums
