@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segattn.benchmarks.command import main
@@ -145,6 +145,14 @@ def test_many_small_groups_of_decode_fit(
         lnc=lnc,
     )
     assert found.sbuf_bytes <= 212_992
+
+
+@pytest.mark.parametrize("kernel", ["padded_prefill", "segmented_attention"])
+@settings(max_examples=4)  # a walk takes seconds
+@given(random=st.randoms(use_true_random=False))
+def test_every_supported_prefill_fits_or_is_refused(kernel: str, random: Random) -> None:
+    found = footprint(DRAW[kernel](random), public_functions()[kernel])
+    assert found.fits, found
 
 
 def test_the_command_names_programs_that_are_too_large(
