@@ -84,6 +84,8 @@ def check_buckets(name: str, buckets: Sequence[int], last: int) -> list[int]:
 
     Raises ValueError that names the argument, the value and what is allowed.
     """
+    if not isinstance(buckets, Sequence) or not all(isinstance(one, int) for one in buckets):
+        raise ValueError(f"{name}={buckets!r}: must be a list of integers")
     values = list(buckets)
     ascending = all(a < b for a, b in pairwise(values))
     if not values or values[0] < 1 or not ascending or values[-1] != last:

@@ -96,6 +96,13 @@ class SchedulerConfig:
         return self.max_num_scheduled_tokens
 
     def _check_counts(self) -> None:
+        for name in (
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "scheduler_reserve_full_isl",
+        ):
+            value = getattr(self, name)
+            _require(name, value, "True or False", isinstance(value, bool))
         for name in ("max_num_seqs", "max_model_len", "block_size"):
             _require_int(name, getattr(self, name), 1)
         # Block 0 is the null block, so one block alone holds nothing.
@@ -128,5 +135,5 @@ class SchedulerConfig:
 
     def _check_policy(self) -> None:
         _require("policy", self.policy, f"one of {POLICIES}", self.policy in POLICIES)
-        is_share = isinstance(self.watermark, (int, float)) and 0.0 <= self.watermark <= 1.0
+        is_share = type(self.watermark) in (int, float) and 0.0 <= self.watermark <= 1.0
         _require("watermark", self.watermark, "within 0..1", is_share)

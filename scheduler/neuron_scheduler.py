@@ -5,6 +5,7 @@ from .admission import Admission
 from .async_scheduler import AsyncScheduler
 from .config import SchedulerConfig
 from .neuron import NeuronRules
+from .output import DraftTokenIds
 from .policy import NeuronPolicy, check_schedulable, num_blocks_needed
 from .request import Request
 from .scheduler import Scheduler
@@ -34,6 +35,21 @@ class NeuronScheduler(NeuronRules, Scheduler):
             check_fields(request)
             check_schedulable(request, self.config, self._is_async)
         super().add_request(request)
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Set the drafts that the next step may schedule; a prompt in chunks takes none.
+
+        ValueError, nothing changed, for lists of different lengths and, by policy, for more drafts
+        than num_speculative_tokens: no blocks are kept for them.
+        """
+        if self.neuron_policy.refuse_unschedulable:
+            most = self.num_spec_tokens
+            for tokens in draft_token_ids.draft_token_ids:
+                if len(tokens) > most:
+                    raise ValueError(
+                        f"draft_token_ids={tokens}: must be at most num_speculative_tokens={most}"
+                    )
+        super().update_draft_token_ids(draft_token_ids)
 
     def _max_concurrency(self, num_blocks: int) -> int:
         return num_blocks // num_blocks_for(self.max_model_len, self.block_size)

@@ -1,7 +1,7 @@
 """The decisions that the Neuron rules leave open, and the arithmetic that they share."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from ..reference.paging import num_blocks_for
@@ -52,8 +52,12 @@ class NeuronPolicy:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {allowed}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise ValueError(f"{field.name}={value!r}: must be True or False")
         limit = self.max_consecutive_prefills
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
+        if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(f"max_consecutive_prefills={limit!r}: must be an integer >= 1 or None")
 
     @classmethod

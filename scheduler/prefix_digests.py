@@ -3,7 +3,9 @@
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from operator import index
 from sys import byteorder
+from typing import SupportsIndex
 
 _TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2 ** (8 * _TOKEN_BYTES - 1) - 1
@@ -16,12 +18,20 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     try:
         # Of all ways that the standard library offers, the one that reads a list fastest.
         data = array("I", token_ids).tobytes()
-    except (OverflowError, TypeError) as error:
-        raise ValueError(f"token ids must be integers within 0..{MAX_TOKEN_ID}") from error
-    # A byte is ASCII when its highest bit is clear: the sign of every token at C speed.
-    if not data[_SIGN_BYTES].isascii():
-        raise ValueError(f"token id {max(token_ids)}: must be within 0..{MAX_TOKEN_ID}")
-    return data
+        # A byte is ASCII when its highest bit is clear: the sign of every token at C speed.
+        if data[_SIGN_BYTES].isascii():
+            return data
+    except (OverflowError, TypeError):
+        pass  # the token at fault is named below
+    fault = next(token for token in token_ids if not _is_token_id(token))
+    raise ValueError(f"token id {fault!r}: must be an integer within 0..{MAX_TOKEN_ID}")
+
+
+def _is_token_id(token: SupportsIndex) -> bool:
+    try:
+        return 0 <= index(token) <= MAX_TOKEN_ID
+    except TypeError:
+        return False
 
 
 class PrefixDigests:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
+from .errors import RequestError
 from .output import FinishReason
 from .prefix_digests import PrefixDigests
 
@@ -46,8 +47,8 @@ class Request:
     `max_tokens`, or when it is as long as the model allows. `cache_salt` separates its prefix
     cache from that of other salts; `skip_reading_prefix_cache` computes everything anew but still
     fills the cache. Smaller `priority`, then earlier `arrival_time`, goes first under the
-    priority policy. Values are checked by `add_request`; a list given as prompt is not copied and
-    must not change.
+    priority policy. Values are checked by `add_request` (here, RequestError: what is
+    no list of tokens); a list given as prompt is not copied and must not change.
 
     Counts are in tokens; `num_computed_tokens` is advanced when a step is scheduled, not when its
     output arrives.
@@ -100,6 +101,12 @@ class Request:
         skip_reading_prefix_cache: bool = False,
     ) -> None:
         self.request_id = request_id
+        for name, tokens in (
+            ("prompt_token_ids", prompt_token_ids),
+            ("stop_token_ids", stop_token_ids),
+        ):
+            if not isinstance(tokens, Iterable):
+                raise RequestError(request_id, f"{name}={tokens!r}: must be a list of token ids")
         self.prompt_token_ids = (
             prompt_token_ids if isinstance(prompt_token_ids, list) else list(prompt_token_ids)
         )

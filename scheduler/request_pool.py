@@ -134,10 +134,13 @@ class RequestPool:
     def _end(self, request: Request, status: RequestStatus) -> None:
         """Finish a request and free its blocks; `_forget` takes it out of its queue."""
         self._record_request(request)
-        self._transaction.record((setattr, self, "finished_req_ids", self.finished_req_ids.copy()))
         self.kv_cache_manager.free(request)
         request.status = status
-        self.finished_req_ids.add(request.request_id)
+        finished = self.finished_req_ids
+        # An id that was used again may end twice before a step reports it.
+        if request.request_id not in finished:
+            self._transaction.record((finished.discard, request.request_id))
+            finished.add(request.request_id)
 
     def _forget(self, ended: Collection[Request]) -> None:
         """Take ended requests out of the queues."""

@@ -1,8 +1,10 @@
 """The way back: sampled tokens and drafts of a step into the requests."""
 
 from collections.abc import Iterable
+from itertools import chain
 
 from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from .prefix_digests import pack_tokens
 from .request import Request, RequestStatus
 from .request_pool import RequestPool
 from .stop import stop_reason, stop_status
@@ -16,9 +18,11 @@ class StepUpdate(RequestPool):
     ) -> list[EngineCoreOutput]:
         """Append the tokens of a step, end the requests that they complete, and report both.
 
-        Requests that ended meanwhile are passed over. ValueError, nothing changed, when the output
-        lacks a scheduled request or has more tokens for it than the step can give.
+        Requests that ended meanwhile are passed over: an id may be used again once the steps that
+        computed it have come back. ValueError, nothing changed, when the output lacks a scheduled
+        request, has more tokens for it than the step can give, or holds something else than tokens.
         """
+        _check_tokens(model_runner_output)
         outputs = []
         ended = []
         drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -38,6 +42,11 @@ class StepUpdate(RequestPool):
                     continue
                 touched.append((request, request.num_tokens, request.num_output_placeholders))
                 num_drafts = len(drafts[request_id]) if request_id in drafts else 0
+                if len(tokens) > 1 + num_drafts:
+                    raise ValueError(
+                        f"sampled_token_ids={tokens} of {request_id!r}: must be at most "
+                        f"{1 + num_drafts} tokens, so many the step samples"
+                    )
                 if request.async_tokens_to_discard > 0:
                     self._discard_tokens(request, 1 + num_drafts)
                     continue
@@ -59,12 +68,14 @@ class StepUpdate(RequestPool):
             return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Set the drafts that the next step may schedule; a prompt in chunks takes none."""
-        drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
-        for request_id, tokens in list(drafts):
+        """Set the drafts that the next step may schedule; a prompt in chunks takes none.
+
+        ValueError, nothing changed, for lists of different lengths.
+        """
+        for request_id, tokens in _by_request(draft_token_ids):
             request = self.requests.get(request_id)
             if request is not None:
-                request.spec_token_ids = [] if request.is_prefill_chunk else list(tokens)
+                request.spec_token_ids = [] if request.is_prefill_chunk else tokens
 
     def update_draft_token_ids_in_output(
         self, draft_token_ids: DraftTokenIds, scheduler_output: SchedulerOutput
@@ -77,11 +88,10 @@ class StepUpdate(RequestPool):
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         drafts: dict[str, list[int]] = {}
         num_invalid: dict[str, int] = {}
-        given = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
-        for request_id, tokens in given:
+        for request_id, tokens in _by_request(draft_token_ids):
             if request_id in self.requests and request_id in scheduled:
                 num_drafts = len(scheduled[request_id])
-                valid = list(tokens[:num_drafts])
+                valid = tokens[:num_drafts]
                 num_missing = num_drafts - len(valid)
                 if num_missing:
                     num_invalid[request_id] = num_missing
@@ -128,6 +138,21 @@ def _restore_tokens(touched: list[tuple[Request, int, int]]) -> None:
     for request, num_tokens, num_output_placeholders in touched:
         request.truncate(num_tokens)
         request.num_output_placeholders = num_output_placeholders
+
+
+def _check_tokens(model_runner_output: ModelRunnerOutput) -> None:
+    sampled = model_runner_output.sampled_token_ids
+    try:
+        pack_tokens(list(chain.from_iterable(filter(None, sampled))))
+    except ValueError as error:
+        raise ValueError(f"model_runner_output.sampled_token_ids: {error}") from error
+
+
+def _by_request(drafts: DraftTokenIds) -> list[tuple[str, list[int]]]:
+    req_ids, tokens = drafts.req_ids, drafts.draft_token_ids
+    if len(req_ids) != len(tokens):
+        raise ValueError(f"{len(req_ids)} req_ids but {len(tokens)} draft_token_ids")
+    return list(zip(req_ids, map(list, tokens), strict=True))
 
 
 def _sampled(

@@ -14,7 +14,7 @@ def check_fields(request: Request) -> None:
         raise RequestError(request_id, "request_id must be a string")
     for name, least in _INTEGERS:
         value = getattr(request, name)
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise RequestError(request_id, f"{name}={value!r}: must be an integer")
         if least is not None and value < least:
             raise RequestError(request_id, f"{name}={value}: must be at least {least}")
@@ -24,6 +24,10 @@ def check_fields(request: Request) -> None:
         raise RequestError(request_id, f"arrival_time={arrival_time!r}: must be a number")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(request_id, f"cache_salt={cache_salt!r}: must be a string or None")
+    try:
+        (cache_salt or "").encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(request_id, f"cache_salt={cache_salt!r}: must be Unicode") from error
     for token in request.end_token_ids:
         if not isinstance(token, int):
             raise RequestError(request_id, f"stop token {token!r}: must be an integer")

@@ -62,7 +62,7 @@ def test_drafts_take_the_place_of_the_placeholders_of_a_step() -> None:
     }
     assert output.num_invalid_spec_tokens == {"b": 1, "c": 2}
     assert given == [[5, 6, 7], [5], [], [8, 9]]
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="2 req_ids but 1 draft_token_ids"):
         scheduler.update_draft_token_ids_in_output(DraftTokenIds(["a", "b"], [[1]]), output)
     assert output.scheduled_spec_decode_tokens["a"] == [5, 6]
 

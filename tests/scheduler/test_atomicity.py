@@ -153,7 +153,7 @@ def test_a_failure_at_any_inner_call_changes_nothing(kind: type[Scheduler], poli
             num_inner_calls += num_calls
             if depth == 1:
                 running = [request.request_id for request in scheduler.running]
-                scheduler.update_draft_token_ids(DraftTokenIds(running, [[5, 5]] * len(running)))
+                scheduler.update_draft_token_ids(DraftTokenIds(running, [[5]] * len(running)))
         scheduler.check_integrity()
     expected = {"prefix hit", "chunk", "drafts", "finish"}
     if isinstance(scheduler, NeuronScheduler):
@@ -257,10 +257,12 @@ def test_an_output_that_lacks_a_request_is_refused_as_a_whole() -> None:
 
 
 def test_an_async_output_with_more_tokens_than_are_in_flight_is_refused() -> None:
-    scheduler = AsyncScheduler(config())
-    scheduler.add_request(Request("a", [1, 2, 3], 5))
-    output = scheduler.schedule()
+    scheduler = AsyncScheduler(config(num_speculative_tokens=1))
+    scheduler.add_request(Request("a", [1, 2, 3], 9))
+    scheduler.schedule()
+    output = scheduler.schedule()  # with a draft
+    scheduler.update_from_output(output, ModelRunnerOutput(["a"], [[7, 8]]))
     before = state_of(scheduler)
-    with pytest.raises(ValueError, match="at most 1 tokens"):
+    with pytest.raises(ValueError, match="at most 1 tokens, so many are in flight"):
         scheduler.update_from_output(output, ModelRunnerOutput(["a"], [[7, 8]]))
     assert state_of(scheduler) == before

@@ -16,6 +16,7 @@ from segattn.scheduler import (
     NeuronAsyncScheduler,
     NeuronScheduler,
     Request,
+    RequestStatus,
     Scheduler,
     SchedulerConfig,
     prefix_digests,
@@ -189,3 +190,17 @@ def test_of_a_prompt_that_nobody_shares_only_the_first_block_is_hashed(
             step(scheduler)
         # "c" shares 40 blocks of the prompt with "a"; 3 are of the outputs of either.
         assert len(hashed) == {"a": 1, "b": 1, "c": 40 + 3 + 3}[name]
+
+
+def test_an_abort_costs_the_same_for_each_of_many_requests() -> None:
+    costs = []
+    for num_requests in (50, 200):
+        scheduler = scheduler_after(Scheduler, 0)
+        for number in range(num_requests):
+            scheduler.add_request(Request(f"r{number}", [number], 1))
+        tracemalloc.start()
+        scheduler.finish_requests(list(scheduler.requests), RequestStatus.FINISHED_ABORTED)
+        costs.append(tracemalloc.get_traced_memory()[1] / num_requests)
+        tracemalloc.stop()
+        assert not scheduler.requests
+    assert costs[1] < 1.5 * costs[0]

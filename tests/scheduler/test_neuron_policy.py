@@ -18,6 +18,9 @@ from segattn.tests.scheduler.engine import Engine, neuron, prompt
         ("kv_admission", "best_case"),
         ("max_consecutive_prefills", 0),
         ("max_consecutive_prefills", 1.5),
+        ("max_consecutive_prefills", True),
+        ("usable_blocks_only", "no"),
+        ("refuse_unschedulable", None),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named(name: str, value: object) -> None:

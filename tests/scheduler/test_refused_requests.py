@@ -5,8 +5,17 @@ from typing import Any
 
 import pytest
 
-from segattn.scheduler import NeuronScheduler, Request, RequestError, RequestStatus, Scheduler
-from segattn.tests.scheduler.base import add, make, names
+from segattn.scheduler import (
+    DraftTokenIds,
+    ModelRunnerOutput,
+    NeuronAsyncScheduler,
+    NeuronScheduler,
+    Request,
+    RequestError,
+    RequestStatus,
+    Scheduler,
+)
+from segattn.tests.scheduler.base import add, make, names, update
 
 
 @pytest.mark.parametrize(
@@ -16,10 +25,10 @@ from segattn.tests.scheduler.base import add, make, names
         (Request("n", [1], 0), "max_tokens=0"),
         (Request("n", [1], 1, min_tokens=-1), "min_tokens=-1"),
         (Request("n", [1], 1, arrival_time=float("nan")), "arrival_time=nan: must be a number"),
-        (Request("n", [1, -2], 1), "must be integers within 0..2147483647"),
+        (Request("n", [1, -2], 1), "token id -2: must be an integer within 0..2147483647"),
         (Request("n", [1, 2**31], 1), "token id 2147483648"),
-        (Request("n", [1, 2**32], 1), "must be integers within 0..2147483647"),
-        (Request("n", ["1"], 1), "must be integers"),  # type: ignore[list-item] # what it refuses
+        (Request("n", [1, 2**32], 1), "token id 4294967296: must be an integer within"),
+        (Request("n", ["1"], 1), "token id '1'"),  # type: ignore[list-item] # what it refuses
         (Request("a", [1], 1), "not finished yet"),
     ],
 )
@@ -46,10 +55,14 @@ def test_bad_requests_are_refused_and_queue_nothing(
         ("request_id", 7, "request_id must be a string"),
         ("max_tokens", 1.5, "max_tokens=1.5: must be an integer"),
         ("max_tokens", None, "max_tokens=None: must be an integer"),
+        ("max_tokens", True, "max_tokens=True: must be an integer"),
         ("min_tokens", "1", "min_tokens='1': must be an integer"),
         ("priority", None, "priority=None: must be an integer"),
         ("arrival_time", "now", "arrival_time='now': must be a number"),
         ("cache_salt", 5, "cache_salt=5: must be a string or None"),
+        ("cache_salt", "\ud800", r"cache_salt='\ud800': must be Unicode"),
+        ("prompt_token_ids", 5, "prompt_token_ids=5: must be a list of token ids"),
+        ("stop_token_ids", None, "stop_token_ids=None: must be a list of token ids"),
         ("eos_token_id", "2", "stop token '2': must be an integer"),
         ("stop_token_ids", [2, None], "stop token None: must be an integer"),
     ],
@@ -82,3 +95,64 @@ def test_a_request_is_used_once() -> None:
     with pytest.raises(RequestError, match="used before, it is FINISHED_ABORTED"):
         scheduler.add_request(request)
     add(scheduler, "a", 3)
+
+
+@pytest.mark.parametrize("kind", [NeuronScheduler, NeuronAsyncScheduler])
+def test_drafts_for_which_no_blocks_are_kept_are_refused(kind: type[Scheduler]) -> None:
+    scheduler = make(kind, num_speculative_tokens=1)
+    requests = [add(scheduler, name, 3) for name in "ab"]
+    for name in "ab":
+        update(scheduler, scheduler.schedule(), **{name: 7})
+    before = [request.spec_token_ids for request in requests]
+    for tokens, reason in (
+        ([[5], [5, 6]], r"draft_token_ids=\[5, 6\]: must be at most num_speculative_tokens=1"),
+        ([[5]], "2 req_ids but 1 draft_token_ids"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            scheduler.update_draft_token_ids(DraftTokenIds(["a", "b"], tokens))
+    assert [request.spec_token_ids for request in requests] == before
+    scheduler.update_draft_token_ids(DraftTokenIds(["a", "b"], [[5], []]))
+    assert [request.spec_token_ids for request in requests] == [[5], []]
+
+
+@pytest.mark.parametrize("kind", [Scheduler, NeuronAsyncScheduler])
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        ([[7, 8], [7]], r"sampled_token_ids=\[7, 8\] of 'a': must be at most 1 tokens"),
+        ([[7], [-1]], "sampled_token_ids: token id -1: must be an integer within 0..2147483647"),
+        ([[7], ["7"]], "sampled_token_ids: token id '7': must be an integer"),
+        ([[7], [2.5]], "sampled_token_ids: token id 2.5: must be an integer"),
+        ([[7], [2**31]], "sampled_token_ids: token id 2147483648: must be an integer"),
+    ],
+)
+def test_an_output_of_something_else_than_the_sampled_tokens_is_refused(
+    kind: type[Scheduler], tokens: list[list[Any]], reason: str
+) -> None:
+    scheduler = make(kind)
+    requests = [add(scheduler, name, 3) for name in "ab"]
+    output = scheduler.schedule()
+    if kind is NeuronAsyncScheduler:  # which prefills them one by one
+        update(scheduler, output, a=7)
+        update(scheduler, scheduler.schedule(), b=7)
+        output = scheduler.schedule()
+    before = [request.output_token_ids.copy() for request in requests]
+    with pytest.raises(ValueError, match=reason):
+        scheduler.update_from_output(output, ModelRunnerOutput(["a", "b"], tokens))
+    assert [request.output_token_ids for request in requests] == before
+    update(scheduler, output, a=7, b=7)
+
+
+def test_an_id_that_ended_before_is_still_reported_when_its_second_end_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = make()
+    for _ in range(2):
+        add(scheduler, "a", 3)
+        scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    add(scheduler, "a", 3)
+    add(scheduler, "b", 3)
+    monkeypatch.setattr(scheduler, "_forget", lambda ended: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scheduler.finish_requests(["a", "b"], RequestStatus.FINISHED_ABORTED)
+    assert scheduler.schedule().finished_req_ids == {"a"}
