@@ -8,7 +8,7 @@ from sys import byteorder
 from typing import SupportsIndex
 
 _TOKEN_BYTES = 4
-MAX_TOKEN_ID = 2 ** (8 * _TOKEN_BYTES - 1) - 1
+MAX_TOKEN_ID: int = 2 ** (8 * _TOKEN_BYTES - 1) - 1
 """Largest token id; tensors of token ids are int32."""
 _SIGN_BYTES = slice(_TOKEN_BYTES - 1 if byteorder == "little" else 0, None, _TOKEN_BYTES)
 

@@ -129,6 +129,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--block-size", type=int, default=3, help="largest block (3)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     arguments = parser.parse_args(argv)
+    for name in ("requests", "max_model_len", "block_size", "jobs"):
+        if (value := getattr(arguments, name)) < 1:
+            # Nothing at all would be walked, and no rule broken.
+            parser.error(f"--{name.replace('_', '-')}={value}: must be at least 1")
     size = Size(arguments.requests, arguments.max_model_len, arguments.block_size)
     every = list(worlds(size, POLICIES[arguments.policy]))
     num_states = num_transitions = 0

@@ -5,6 +5,7 @@ exercised are counted. A failure is shrunk and written as a trace that `segattn 
 """
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -101,6 +102,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--record", type=Path, help="write the trace of every run to this file")
     arguments = parser.parse_args(argv)
+    if not 0 <= arguments.minutes < math.inf:
+        parser.error(f"--minutes={arguments.minutes}: must be a number of at least 0")
+    for path in (arguments.out, arguments.record):
+        # Found out now, not when the time is over and there is something to write.
+        if path is not None and not path.parent.is_dir():
+            parser.error(f"{path}: its folder does not exist")
     is_documented = arguments.policy == "documented"
     policy = st.just(asdict(NeuronRules.documented())) if is_documented else default_policies()
     machine_class = machine(arguments.kind, policy, is_documented)

@@ -80,6 +80,16 @@ def test_the_command_prints_the_shortest_way_into_the_documented_deadlock(
     assert "1. add r0" in printed
 
 
+@pytest.mark.parametrize("flag", ["--requests", "--max-model-len", "--block-size", "--jobs"])
+def test_the_command_refuses_a_size_at_which_nothing_is_walked(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([flag, "0"])
+    assert caught.value.code == 2
+    assert f"{flag}=0: must be at least 1" in capsys.readouterr().err
+
+
 def test_the_command_counts_the_states_of_the_default_policy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

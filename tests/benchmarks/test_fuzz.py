@@ -66,6 +66,25 @@ def test_the_command_passes_a_round_of_the_right_scheduler(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--minutes", "nan"], "--minutes=nan: must be a number of at least 0"),
+        (["--minutes", "inf"], "--minutes=inf: must be"),
+        (["--minutes=-1"], "--minutes=-1.0: must be"),
+        (["--out", "no/such.jsonl.gz"], "no/such.jsonl.gz: its folder does not exist"),
+        (["--record", "no/such.jsonl.gz"], "no/such.jsonl.gz: its folder does not exist"),
+    ],
+)
+def test_the_command_refuses_what_it_could_only_find_out_at_its_end(
+    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        fuzz.main(flags)
+    assert caught.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_the_command_shrinks_a_fault_to_a_trace_that_replay_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
