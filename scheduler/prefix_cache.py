@@ -54,7 +54,7 @@ class PrefixCache:
             return
         if begin == 0:
             self._insert_hashed(blocks[:1], [first_digest])
-            blocks, begin = blocks[1:], 1
+            blocks = blocks[1:]
         if blocks:
             self._transaction.record(
                 (self._undo_insert_unhashed, blocks, prefix, len(prefix.unhashed))
