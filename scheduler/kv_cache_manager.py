@@ -123,7 +123,8 @@ class KVCacheManager:
         due = len(block_ids) * block_size - self.num_lookahead_tokens + 1
         if self.prefix_cache is not None and request.prefix is not None:
             num_cached = request.num_cached_blocks
-            num_full = num_tokens // block_size
+            # A prompt beyond max_model_len, which the base kinds take, has blocks for a part of it.
+            num_full = min(num_tokens // block_size, len(block_ids))
             if num_full > num_cached:
                 self.prefix_cache.insert(block_ids[num_cached:num_full], request.prefix, num_cached)
                 self._transaction.record(

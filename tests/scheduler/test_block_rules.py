@@ -5,7 +5,9 @@ Blocks are numbered from 1 (0 is the null block) and taken in that order; a bloc
 
 import gc
 
-from segattn.scheduler import Request, RequestStatus
+import pytest
+
+from segattn.scheduler import AsyncScheduler, Request, RequestStatus, Scheduler
 from segattn.tests.scheduler.base import add, make, names, update
 
 
@@ -35,6 +37,19 @@ def test_lookahead_ends_at_the_length_of_the_model() -> None:
     scheduler = make(num_lookahead_tokens=9, max_model_len=8)
     add(scheduler, "a", 7)
     assert scheduler.schedule().scheduled_new_reqs[0].block_ids == ([1, 2],)
+
+
+@pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])
+def test_a_prompt_beyond_the_length_of_the_model_has_blocks_for_that_length(
+    kind: type[Scheduler],
+) -> None:
+    scheduler = make(kind, max_model_len=8, block_size=2)
+    requests = [add(scheduler, name, [5] * 13) for name in "ab"]
+    output = scheduler.schedule()
+    scheduler.check_integrity()
+    assert [len(request.block_ids) for request in requests] == [4, 4]
+    update(scheduler, output, a=7, b=7)
+    assert not scheduler.requests
 
 
 def test_a_prefix_hit_ends_before_the_last_token() -> None:
