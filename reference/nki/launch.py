@@ -107,5 +107,7 @@ def _check_subset(function: Callable[..., Any], arguments: dict[str, Any]) -> No
     for finding in check_kernel(function, arguments):
         if finding.kind.fails:
             violation("subset", str(finding), at=(finding.path, finding.line))
+        elif finding.kind is Kind.UNLISTED and level("subset") != "off":
+            violation("unlisted_python", str(finding), at=(finding.path, finding.line))
         elif finding.kind is Kind.DEPRECATED:
             violation("deprecated", str(finding), at=(finding.path, finding.line))

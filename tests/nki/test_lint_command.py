@@ -134,7 +134,7 @@ def test_the_command_prints_one_line_per_finding_and_fails_on_level_1(
         f"{kernels}:14:14",
         f"{kernels}:16:13",
     ]
-    assert "level 1 rejected [comprehension] list comprehension" in lines[0]
+    assert "level 1 unlisted [comprehension] list comprehension" in lines[0]
     assert "level 1 deprecated [deprecated-api] nl.affine_range: deprecated; use: range" in lines[1]
     assert "level 2 front end [builtin] enumerate() does not exist" in lines[2]
     assert err == "2 at level 1, 1 at level 2, 0 for information\n"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from segattn.reference import nki
-from segattn.reference.nki.errors import NkiValidationError
+from segattn.reference.nki.errors import NkiValidationError, NkiWarning
 from segattn.reference.nki.lint import check_kernel
 
 nl, nisa = nki.language, nki.isa
@@ -110,7 +110,7 @@ def default_kernel(x: Any, f: Any = bad) -> Any:
 
 
 def rules(kernel: Any, **arguments: Any) -> list[str]:
-    return [item.rule for item in check_kernel(kernel.function, arguments) if item.kind.fails]
+    return [item.rule for item in check_kernel(kernel.function, arguments) if item.kind.level == 1]
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,29 @@ def test_right_functions_and_methods_that_nothing_names_are_no_findings() -> Non
     assert rules(ignoring_kernel, adder=Adder()) == []
 
 
+def adds_a_set(t: Any) -> None:
+    for amount in {1.0}:  # what the compiler refuses
+        nisa.tensor_scalar(t, t, nl.add, amount)
+
+
 def test_the_launch_refuses_what_an_argument_brings_and_takes_what_is_right() -> None:
     x = np.zeros((2, 4), np.float32)
     with nki.strict(subset="error"):
-        with pytest.raises(NkiValidationError, match=r"\[comprehension\].*\[rule subset\]"):
-            argument_kernel(x.copy(), bad)
+        with pytest.raises(NkiValidationError, match=r"\[set\].*\[rule subset\]"):
+            argument_kernel(x.copy(), adds_a_set)
         np.testing.assert_array_equal(argument_kernel(x.copy(), good), x + 1)
+
+
+def test_python_that_kernels_use_on_devices_runs_with_a_warning() -> None:
+    x = np.zeros((2, 4), np.float32)
+    with nki.strict(subset="error"):
+        with pytest.warns(NkiWarning, match=r"\[comprehension\].*\[rule unlisted_python\]"):
+            argument_kernel(x.copy(), bad)
+        refused = pytest.raises(NkiValidationError, match="list comprehension")
+        with nki.strict(unlisted_python="error"), refused:
+            argument_kernel(x.copy(), bad)
+        with nki.strict(subset="off"):
+            argument_kernel(x.copy(), bad)
 
 
 def test_lists_and_objects_of_plain_classes_are_no_arguments() -> None:

@@ -7,12 +7,14 @@ from enum import Enum
 class Kind(Enum):
     """Why something is reported; the value is the word that the reports print.
 
-    The first four form level 1, FRONT_END is level 2, INFORMATION is no complaint.
+    The first five form level 1, FRONT_END is level 2, INFORMATION is no complaint. UNLISTED is
+    Python that the language guide does not list but kernels use which AWS measured on a device.
     """
 
     SYNTAX = "syntax"
     REJECTED = "rejected"
     REMOVED = "removed"
+    UNLISTED = "unlisted"
     DEPRECATED = "deprecated"
     FRONT_END = "front end"
     INFORMATION = "information"
