@@ -30,7 +30,7 @@ class Admission(Enum):
     BLOCKED = "blocked"
     """vLLM: it waits for a grammar, remote KV, an adapter or more input."""
     NOT_SCHEDULED = "not_scheduled"
-    """vLLM: it was admitted, but the base scheduler could not schedule it."""
+    """No step has looked at it yet. vLLM: it was admitted, but the base could not schedule it."""
 
     # Members are counted in every step; Enum's own hash is a Python function.
     __hash__ = object.__hash__

@@ -102,8 +102,10 @@ class AdmissionControl(_BaseScheduler):
 
     def waiting_reasons(self) -> dict[str, Admission]:
         """Why the latest step did not start each waiting request, by request id."""
+        # A step that refused nobody left nobody waiting: they came since.
+        otherwise = Admission.BEHIND if self._refusals else Admission.NOT_SCHEDULED
         return {
-            request.request_id: self._refusals.get(request.request_id, Admission.BEHIND)
+            request.request_id: self._refusals.get(request.request_id, otherwise)
             for name in self.waiting_queue_names
             for request in getattr(self, name)
         }

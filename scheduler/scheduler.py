@@ -55,10 +55,12 @@ class Scheduler(StepUpdate):
 
     def waiting_reasons(self) -> dict[str, Admission]:
         """For each waiting request, in queue order, why the latest step did not admit it."""
-        reasons = dict.fromkeys((r.request_id for r in self.waiting), Admission.BEHIND)
-        if reasons:
-            reasons[next(iter(reasons))] = self.admission_stop
-        return reasons
+        names = [request.request_id for request in self.waiting]
+        if self.admission_stop is Admission.ADMITTED:
+            # That step left nobody waiting: they came since.
+            return dict.fromkeys(names, Admission.NOT_SCHEDULED)
+        reasons = dict.fromkeys(names, Admission.BEHIND)
+        return reasons | dict.fromkeys(names[:1], self.admission_stop)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError naming a broken invariant of queues, requests, blocks or cache."""

@@ -5,8 +5,9 @@ from itertools import islice
 
 import pytest
 
-from segattn.scheduler import Admission
+from segattn.scheduler import Admission, NeuronScheduler, PauseState, Scheduler
 from segattn.scheduler.trace import TraceDriver, read_traces
+from segattn.tests.scheduler.base import add, make
 from segattn.tests.scheduler.test_golden_traces import TRACES
 
 EVERYWHERE = {"behind", "kv_blocks", "max_num_seqs"}
@@ -39,3 +40,15 @@ def test_counts_are_sums_of_what_is_shown(kind: str, expected: set[str]) -> None
                 }
                 seen |= set(shown)
     assert {reason.value for reason in seen} >= expected
+
+
+@pytest.mark.parametrize("kind", [Scheduler, NeuronScheduler])
+def test_a_request_that_no_step_has_looked_at_was_not_scheduled(kind: type[Scheduler]) -> None:
+    scheduler = make(kind)
+    for name in "ab":
+        add(scheduler, name, 3)
+    assert set(scheduler.waiting_reasons().values()) == {Admission.NOT_SCHEDULED}
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    scheduler.schedule()
+    assert scheduler.waiting_reasons()["a"] is Admission.PAUSED
+    assert scheduler.waiting_reasons()["b"] is Admission.BEHIND
