@@ -1,10 +1,9 @@
 """The way back: sampled tokens and drafts of a step into the requests."""
 
 from collections.abc import Iterable
-from itertools import chain
 
 from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from .prefix_digests import pack_tokens
+from .prefix_digests import MAX_TOKEN_ID, pack_tokens
 from .request import Request, RequestStatus
 from .request_pool import RequestPool
 from .stop import stop_reason, stop_status
@@ -22,7 +21,6 @@ class StepUpdate(RequestPool):
         computed it have come back. ValueError, nothing changed, when the output lacks a scheduled
         request, has more tokens for it than the step can give, or holds something else than tokens.
         """
-        _check_tokens(model_runner_output)
         outputs = []
         ended = []
         drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -122,6 +120,9 @@ class StepUpdate(RequestPool):
         """Append tokens up to the one that ends the request; these, and its status if it ends."""
         num_before = request.num_tokens
         for token in tokens:
+            # The usual case inline: a call for each token would be a tenth of the update.
+            if token.__class__ is not int or not 0 <= token <= MAX_TOKEN_ID:
+                _check_token(request, token)
             request.output_token_ids.append(token)
             request.num_output_tokens += 1
             request.num_tokens = num_tokens = request.num_tokens + 1
@@ -140,12 +141,11 @@ def _restore_tokens(touched: list[tuple[Request, int, int]]) -> None:
         request.num_output_placeholders = num_output_placeholders
 
 
-def _check_tokens(model_runner_output: ModelRunnerOutput) -> None:
-    sampled = model_runner_output.sampled_token_ids
+def _check_token(request: Request, token: int) -> None:
     try:
-        pack_tokens(list(chain.from_iterable(filter(None, sampled))))
+        pack_tokens([token])
     except ValueError as error:
-        raise ValueError(f"model_runner_output.sampled_token_ids: {error}") from error
+        raise ValueError(f"sampled_token_ids of {request.request_id!r}: {error}") from error
 
 
 def _by_request(drafts: DraftTokenIds) -> list[tuple[str, list[int]]]:

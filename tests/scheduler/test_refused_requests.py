@@ -120,10 +120,13 @@ def test_drafts_for_which_no_blocks_are_kept_are_refused(kind: type[Scheduler]) 
     ("tokens", "reason"),
     [
         ([[7, 8], [7]], r"sampled_token_ids=\[7, 8\] of 'a': must be at most 1 tokens"),
-        ([[7], [-1]], "sampled_token_ids: token id -1: must be an integer within 0..2147483647"),
-        ([[7], ["7"]], "sampled_token_ids: token id '7': must be an integer"),
-        ([[7], [2.5]], "sampled_token_ids: token id 2.5: must be an integer"),
-        ([[7], [2**31]], "sampled_token_ids: token id 2147483648: must be an integer"),
+        (
+            [[7], [-1]],
+            "sampled_token_ids of 'b': token id -1: must be an integer within 0..2147483647",
+        ),
+        ([[7], ["7"]], "sampled_token_ids of 'b': token id '7': must be an integer"),
+        ([[7], [2.5]], "sampled_token_ids of 'b': token id 2.5: must be an integer"),
+        ([[7], [2**31]], "sampled_token_ids of 'b': token id 2147483648: must be an integer"),
     ],
 )
 def test_an_output_of_something_else_than_the_sampled_tokens_is_refused(
