@@ -40,7 +40,7 @@ class Trips:
     """The trips of one running dynamic loop."""
 
     __slots__ = (
-        "after", "back", "condition", "first", "local", "loop", "names", "number", "outer",
+        "adds", "after", "back", "condition", "first", "local", "loop", "names", "number", "outer",
         "replaced", "reported", "start", "written",
     )  # fmt: skip
 
@@ -53,6 +53,8 @@ class Trips:
         """The register of a bare `while register:`."""
         self.first: list[Step] = []
         """The instructions of the first trip."""
+        self.adds: dict[int, bool | None] = {}
+        """Whether a matmul of the first trip that leaves it to the compiler added, by its place."""
         self.number = -1
         self.after = 0
         """Instructions of the current trip so far."""
@@ -81,6 +83,16 @@ class Trips:
         self._check_complete()
         for storage, view, origin in self.replaced:
             storage.forget_written(view, np.ones(view.layout.shape, np.bool_), origin)
+
+    def inferred(self, adds: bool | None) -> None:
+        """A matmul with accumulate=None is about to run; whether it adds (None: to a part)."""
+        if self.number == 0:
+            self.adds[self.after] = adds
+        elif self.adds.get(self.after, adds) is not adds:
+            self._report(
+                f"{'adds to' if adds else 'overwrites'} PSUM in a matmul with accumulate=None (say "
+                "True or False)"
+            )
 
     def _check_complete(self) -> None:
         """Report a trip with fewer instructions than the first."""

@@ -14,6 +14,34 @@ nl: Any = nki.language
 nisa: Any = nki.isa
 
 TRIPS = 3
+
+
+def test_whether_a_matmul_adds_is_the_same_in_every_trip() -> None:
+    def kernel(x: Any, inside: Any, accumulate: Any) -> Any:
+        out = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.shared_hbm)
+        tile, total = nl.load(x), nl.zeros((4, 4), dtype=nl.float32, buffer=nl.sbuf)
+        outside = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.psum)
+
+        def body(i: Any) -> None:
+            psum = outside
+            if inside:
+                psum = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(psum, tile, tile, accumulate=accumulate)
+            nisa.nc_matmul(psum, tile, tile)
+            nisa.tensor_tensor(total, total, psum, nl.add)
+
+        nl.fori_loop(0, TRIPS, body)
+        nisa.dma_copy(out, total)
+        return out
+
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    expected = TRIPS * 2 * (x.T @ x)
+    np.testing.assert_array_equal(nki.jit(kernel)(x, True, None), expected)
+    np.testing.assert_array_equal(nki.jit(kernel)(x, False, False), expected)
+    with pytest.raises(NkiValidationError, match=r"trip 1 adds to PSUM .* accumulate=None"):
+        nki.jit(kernel)(x, False, None)
+
+
 Body = Callable[[Any, dict[str, Any]], None]
 
 

@@ -144,6 +144,20 @@ def test_transpose_mode_moves_bits(dtype: Any) -> None:
     np.testing.assert_array_equal(got, a.T)
 
 
+@pytest.mark.parametrize("by_matmul", [True, False])
+def test_the_tensor_engine_transposes_no_fp8(by_matmul: bool) -> None:
+    eye = np.eye(8).astype(ml_dtypes.float8_e4m3)
+
+    def body(dst: Any, x: Any) -> None:
+        if by_matmul:
+            nisa.nc_matmul(dst, x, x, is_transpose=True)
+        else:
+            nisa.nc_transpose(dst, x)
+
+    with pytest.raises(NkiValidationError, match=r"float8_e4m3; a transpose .* cast to bfloat16"):
+        run(body, eye, out=((8, 8), "float8_e4m3"), psum=True)
+
+
 @pytest.mark.parametrize("moving", [np.ones((8, 8)), np.eye(8, 6), np.eye(8)[::-1]])
 def test_transpose_mode_needs_an_identity(moving: Any) -> None:
     with pytest.raises(NkiValidationError, match="that is no identity matrix"):

@@ -126,6 +126,9 @@ def _accumulate(
             )
             storage.poison(view)
             summed = True
+        trips = current().trips
+        if accumulate is None and trips is not None:
+            trips.inferred(summed if isinstance(summed, bool) else None)
     two_d = out.ndim == 2
     shape = view.layout.shape
     if summed is False and two_d:

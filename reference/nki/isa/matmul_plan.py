@@ -165,6 +165,16 @@ def _check_double_row(
         )
 
 
+def check_transposed_dtype(me: str, data: Layout) -> None:
+    """The Tensor Engine turns fp8 into 16-bit elements whose upper byte is zero."""
+    if data.dtype in FP8:
+        raise NkiValidationError(
+            f"{me}: data has dtype {data.dtype}; a transpose of the Tensor Engine writes it as "
+            "16-bit elements with a zero byte: cast to bfloat16 before, or turn pairs of bytes "
+            "with .view(nl.bfloat16)"
+        )
+
+
 def _check_dtypes(me: str, out: Layout, left: Layout, right: Layout, is_transpose: bool) -> None:
     if is_transpose:
         if out.dtype != left.dtype:
@@ -172,6 +182,7 @@ def _check_dtypes(me: str, out: Layout, left: Layout, right: Layout, is_transpos
                 f"{me}: is_transpose moves bits: dst has dtype {out.dtype}, stationary "
                 f"{left.dtype}; they must be the same"
             )
+        check_transposed_dtype(me, left)
         return
     if (left.dtype in _WIDE) != (right.dtype in _WIDE):
         raise NkiValidationError(

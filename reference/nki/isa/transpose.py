@@ -13,7 +13,7 @@ from .elementwise import signature
 from .enums import NkiInstruction, engine
 from .execute import finish, put, raw, view_of
 from .gaps import moved_gaps
-from .matmul_plan import MAX_ROWS, check_bank
+from .matmul_plan import MAX_ROWS, check_bank, check_transposed_dtype
 from .operands import check_destination, check_tile
 
 MAX_VECTOR = 32
@@ -66,6 +66,7 @@ def _plan_transpose(me: str, dst: Any, data: Any, wanted: engine) -> Engine:
                 f"{me}: on the Tensor Engine data must be in SBUF and dst in PSUM; they are in "
                 f"{source.region.value} and {out.region.value}"
             )
+        check_transposed_dtype(me, source)
         limit = MAX_ROWS
     elif wanted is engine.vector:
         limit = MAX_VECTOR
