@@ -1,5 +1,29 @@
-"""Attention kernels for Trainium2, hand-written in NKI, and their host-level functions."""
+"""Attention kernels for Trainium2, hand-written in NKI, and their host-level functions.
 
-from .launch import padded_prefill, paged_decode, segmented_attention, write_kv_cache
+A host function checks its arguments and launches a kernel (prefill: one program, for some heads at
+a time where it would be too long for all).
+
+Arrays are NumPy, torch (CPU) or JAX, all of one kind, and so are the results. Shapes, meanings and
+the formulas are those of `segattn.reference.attention`, which defines the behaviour; what a kernel
+supports beyond that stands at the top of its file. Every rejected argument is a ValueError that
+names it; nothing has been written then. Attention comes back in the dtype of q. NumPy and torch
+caches are updated in place and returned as the same objects; JAX caches come back as new arrays.
+
+Arguments that all attention functions share: `scale` of the scores, 1e-12 to 1e6, None is
+1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
+[H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
+with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
+`softmax`:
+
+    exact     the maximum of every row, online
+    bounded   one shift for many rows, verified; FloatingPointError where the check fails. Prefill
+              in bf16 or fp32
+    auto      bounded where it is faster (bf16, tables of 512 tokens or more), with the exact
+              softmax where the check fails; exact elsewhere
+"""
+
+from .launch_decode import paged_decode
+from .launch_prefill import padded_prefill, segmented_attention
+from .launch_write import write_kv_cache
 
 __all__ = ["padded_prefill", "paged_decode", "segmented_attention", "write_kv_cache"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..reference.paging import UNUSED_BLOCK
 from .arrays import array_kind
-from .launch import segmented_attention
+from .launch_prefill import segmented_attention
 from .validation import (
     FP8_DTYPES,
     Array,

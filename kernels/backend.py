@@ -12,7 +12,6 @@ Kernel files import `nki`, `nl` and `nisa` from here and look like any other NKI
 
 import importlib
 import os
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -79,21 +78,16 @@ else:
     nisa = importlib.import_module(f"{nki.__name__}.isa")
 
 
-_one_at_a_time = threading.Lock()
-
-
 def run(kernel: Any, lnc: int, *args: Any) -> Any:
     """Run a `@nki.jit` kernel on `lnc` physical cores, on NumPy arrays.
 
-    HBM arguments that it writes change in place. Threads wait for each other: the interpreter has
-    one launch at a time in a process.
+    HBM arguments that it writes change in place.
     """
     if lnc == 2:
         kernel = kernel[2]
     if BACKEND == "simulator":
         return nki.simulate(kernel)(*args)
-    with _one_at_a_time:
-        return kernel(*args)
+    return kernel(*args)
 
 
 __all__ = ["BACKEND", "nisa", "nki", "nl", "run"]

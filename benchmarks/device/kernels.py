@@ -51,9 +51,9 @@ class CapturedLaunch:
 @contextmanager
 def _captured() -> Iterator[list[CapturedLaunch]]:
     """Collects the launches of host functions called inside."""
-    launch = import_module("segattn.kernels.launch")
+    backend = import_module("segattn.kernels.backend")
     captured: list[CapturedLaunch] = []
-    original = launch.run
+    original = backend.run
 
     def run(kernel: Any, lnc: int, *args: Any) -> Any:
         function = kernel.function
@@ -76,7 +76,7 @@ def _captured() -> Iterator[list[CapturedLaunch]]:
         return results
 
     # The host functions have no hook for this, and only a benchmark needs one.
-    with mock.patch.object(launch, "run", run):
+    with mock.patch.object(backend, "run", run):
         yield captured
 
 

@@ -142,7 +142,7 @@ def outline_call(function: Callable[..., Any], **arguments: Any) -> Outline:
         raise _Found(outline(kernel, lnc, *args))
 
     # The host functions have no hook for this, and only a benchmark needs one.
-    with mock.patch.object(import_module("segattn.kernels.launch"), "run", run):
+    with mock.patch.object(import_module("segattn.kernels.backend"), "run", run):
         try:
             function(**arguments)
         except _Found as found:

@@ -33,13 +33,14 @@ BF16 = ml_dtypes.bfloat16
 def flags(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
     """Flags [cores, H] of every launch of an attention kernel."""
     seen: list[Array] = []
+    run = backend.run
 
     def recording(*args: Any) -> Any:
-        result = backend.run(*args)
+        result = run(*args)
         seen.append(result[-1])
         return result
 
-    monkeypatch.setattr("segattn.kernels.launch.run", recording)
+    monkeypatch.setattr("segattn.kernels.backend.run", recording)
     return seen
 
 

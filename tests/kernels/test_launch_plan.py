@@ -29,14 +29,15 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], str]]:
     """Kernel, shape of q and softmax of every launch of an attention kernel."""
     seen: list[tuple[str, tuple[int, ...], str]] = []
+    run = backend.run
 
     def recording(kernel: Any, *args: Any) -> Any:
         modes = [a for a in args if isinstance(a, str)]
         if modes:
             seen.append((kernel.__name__, args[1].shape, modes[0]))
-        return backend.run(kernel, *args)
+        return run(kernel, *args)
 
-    monkeypatch.setattr("segattn.kernels.launch.run", recording)
+    monkeypatch.setattr("segattn.kernels.backend.run", recording)
     return seen
 
 

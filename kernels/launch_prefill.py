@@ -1,48 +1,23 @@
-"""The public kernels: arguments checked on the host, then one launch.
-
-Arrays are NumPy, torch (CPU) or JAX, all of one kind, and so are the results. Shapes, meanings and
-the formulas are those of `segattn.reference.attention`, which defines the behaviour; what a kernel
-supports beyond that stands at the top of its file. Every rejected argument is a ValueError that
-names it; nothing has been written then. Attention comes back in the dtype of q. NumPy and torch
-caches are updated in place and returned as the same objects; JAX caches come back as new arrays.
-
-Arguments that all attention functions share: `scale` of the scores, 1e-12 to 1e6, None is
-1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
-[H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
-with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
-`softmax`:
-
-    exact     the maximum of every row, online
-    bounded   one shift for many rows, verified; FloatingPointError where the check fails. Prefill
-              in bf16 or fp32
-    auto      bounded where it is faster (bf16, tables of 512 tokens or more), with the exact
-              softmax where the check fails; exact elsewhere
-"""
+"""The host functions of prefill: arguments checked, then one launch or some heads at a time."""
 
 from typing import Any, SupportsIndex
 
 import numpy as np
 
-from ..reference.attention import queries_per_kv_head
 from ..reference.paging import cdiv
+from . import backend
 from .arrays import array_kind, read_optional
-from .backend import run
-from .decode_plan import plan_decode
-from .decode_shape import MOST_PLAN_BYTES, decode_shape
 from .head_launches import launch_exact, launch_heads, of_heads
 from .key_write_plan import key_write_arguments
 from .launch_plan import ProgramShape, plan_launches
 from .padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
-from .paged_decode_nki import paged_decode_kernel
 from .paged_prior import TAIL_SEGMENT
 from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
-    FP8_DTYPES,
     Array,
     check_cache_scale,
     check_caches,
-    check_choice,
     check_chunk,
     check_cores,
     check_count,
@@ -51,7 +26,6 @@ from .validation import (
     check_padding_slots,
     check_scale,
     check_segment_size,
-    check_shape,
     check_sinks,
     check_slots,
     check_softmax,
@@ -121,7 +95,7 @@ def padded_prefill(
     plan = plan_launches(shape, q_.shape[0], k_.shape[0])
 
     def launch(q_heads: slice, kv_heads: slice, softmax: str) -> tuple[Array, Array]:
-        found: tuple[Array, Array] = run(
+        found: tuple[Array, Array] = backend.run(
             chunk_attention_kernel, lnc, q_[q_heads], k_[kv_heads], v_[kv_heads], _number(count),
             factor, window, of_heads(logits, q_heads), softmax,
         )  # fmt: skip
@@ -129,7 +103,7 @@ def padded_prefill(
 
     if plan.heads == q_.shape[0]:
         before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
-        out, _, _, flags = run(
+        out, _, _, flags = backend.run(
             padded_prefill_kernel, lnc, q_, k_, v_, *caches, slots, _number(count), factor, window,
             logits, *scales, plan.softmax, *key_writes,
         )  # fmt: skip
@@ -142,7 +116,7 @@ def padded_prefill(
     else:
         out, flags = launch_heads(plan, q_.shape[0], k_.shape[0], launch)
         _check_bound(mode, flags)
-        run(write_kv_cache_kernel, 1, k_, v_, *caches, slots, *scales, *key_writes)
+        backend.run(write_kv_cache_kernel, 1, k_, v_, *caches, slots, *scales, *key_writes)
     return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
 
@@ -209,7 +183,7 @@ def segmented_attention(
 
     def launch(q_heads: slice, kv_heads: slice, softmax: str) -> tuple[Array, Array]:
         some_heads = kv_heads.stop - kv_heads.start < k_.shape[0]
-        found: tuple[Array, Array] = run(
+        found: tuple[Array, Array] = backend.run(
             segmented_attention_kernel, lnc, q_[q_heads], k_[kv_heads], v_[kv_heads],
             device_fp8(k_rows), device_fp8(v_rows), tables, _number(prior), _number(count), segment,
             factor, window, of_heads(logits, q_heads), of_heads(k_factors, kv_heads),
@@ -221,121 +195,6 @@ def segmented_attention(
     out, flags = launch_heads(plan, q_.shape[0], k_.shape[0], launch)
     _check_bound(mode, flags)
     return kind.give(out)
-
-
-def paged_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_tables: Any,
-    context_lens: Any,
-    *,
-    query_lens: Any = None,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-    softmax: str = "auto",
-    lnc: int = 1,
-) -> Any:
-    """Attention of the last tokens of B requests over their cached tokens, their own included.
-
-    q [B, H, T, d], T >= 1, at most 128 rows of H / KV * T; caches [num_blocks, KV, block_size, d];
-    block_tables [B, max_blocks] and context_lens [B] int32; query_lens [B] int32 within 0..T, None
-    is T. Query t of request b is real when t < query_lens[b], at position
-    context_lens[b] - query_lens[b] + t; other rows are zero. Returns out [B, H, T, d].
-    """
-    kind = array_kind(
-        q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, context_lens=context_lens
-    )
-    q_, k_rows, v_rows, tables, lengths = map(
-        kind.read, (q, k_cache, v_cache, block_tables, context_lens)
-    )
-    lnc = check_cores(lnc)
-    check_choice("softmax", softmax, ("auto", "exact"))
-    check_shape("q", q_, (None, None, None, None), "B, H, T, d")
-    num_requests, num_q_heads, num_queries, head_dim = q_.shape
-    check_caches(k_rows, v_rows, None, head_dim, k_pre_transposed)
-    check_dtypes(q_.dtype, {}, {"k_cache": k_rows, "v_cache": v_rows})
-    group = queries_per_kv_head(num_q_heads, k_rows.shape[1])
-    if group * num_queries > PARTITIONS:
-        raise ValueError(
-            f"q: {group} query heads per KV head times T={num_queries} must be at most {PARTITIONS}"
-        )
-    check_integers("block_tables", tables, (num_requests, None))
-    check_integers("context_lens", lengths, (num_requests,))
-    queries = read_optional(kind, query_lens)
-    if queries is None:
-        queries = np.full(num_requests, num_queries, np.int32)
-    check_integers("query_lens", queries, (num_requests,))
-    block_size = v_rows.shape[2]
-    for i in range(num_requests):
-        check_count(f"context_lens[{i}]", lengths[i], tables.shape[1] * block_size)
-        check_count(f"query_lens[{i}]", queries[i], num_queries)
-    num_kv_heads = k_rows.shape[1]
-    tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
-    window = check_window(sliding_window)
-    shape = decode_shape(
-        num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, q_.dtype.itemsize,
-        tables.shape[1] * block_size, window is not None, lnc, k_pre_transposed,
-        k_rows.dtype in FP8_DTYPES,
-    )  # fmt: skip
-    if shape.plan_bytes(num_queries, lnc) > MOST_PLAN_BYTES:
-        raise ValueError(
-            f"block_tables: shape {tables.shape} with T={num_queries} needs a plan of "
-            f"{shape.plan_bytes(num_queries, lnc)} bytes, must be at most {MOST_PLAN_BYTES}: give "
-            "shorter tables or fewer requests"
-        )
-    plan = plan_decode(
-        shape, tables, lengths, queries, num_queries, window, block_size, num_kv_heads, lnc,
-        head_dim if k_pre_transposed else None,
-    )  # fmt: skip
-    out = run(
-        paged_decode_kernel, lnc, q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(),
-        shape.heads, shape.tokens, check_scale(scale, head_dim),
-        check_sinks(read_optional(kind, sinks), num_q_heads),
-        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), *plan.key_arrays(),
-    )  # fmt: skip
-    return kind.give(out)
-
-
-def write_kv_cache(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    slot_mapping: Any,
-    *,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-) -> tuple[Any, Any]:
-    """Store row t of k and v [KV, T, d] in slot slot_mapping[t]; -1 is not written.
-
-    caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32. T is at least 1,
-    T * (KV + 4) at most 350,000, KV * d at most 16,384. Returns the caches.
-    """
-    kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
-    k_, v_, slots = map(kind.read, (k, v, slot_mapping))
-    k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    check_shape("k", k_, (None, None, None), "KV, T, d")
-    check_shape("v", v_, k_.shape)
-    check_written_rows(k_)
-    check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)
-    check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
-    check_writable_caches(k_rows, v_rows)
-    check_integers("slot_mapping", slots, (k_.shape[1],))
-    check_slots(slots, v_rows)
-    run(
-        write_kv_cache_kernel, 1, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
-        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
-        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
-    )  # fmt: skip
-    return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
 
 def _check_bound(softmax: str, flags: Array) -> None:

@@ -1,0 +1,55 @@
+"""The host function of the cache write: arguments checked, one launch."""
+
+from typing import Any
+
+from . import backend
+from .arrays import array_kind, read_optional
+from .key_write_plan import key_write_arguments
+from .validation import (
+    check_cache_scale,
+    check_caches,
+    check_dtypes,
+    check_integers,
+    check_shape,
+    check_slots,
+    check_writable_caches,
+    check_written_rows,
+    device_fp8,
+)
+from .write_kv_cache_nki import write_kv_cache_kernel
+
+
+def write_kv_cache(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    k_pre_transposed: bool = False,
+) -> tuple[Any, Any]:
+    """Store row t of k and v [KV, T, d] in slot slot_mapping[t]; -1 is not written.
+
+    caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32. T is at least 1,
+    T * (KV + 4) at most 350,000, KV * d at most 16,384. Returns the caches.
+    """
+    kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+    k_, v_, slots = map(kind.read, (k, v, slot_mapping))
+    k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
+    check_shape("k", k_, (None, None, None), "KV, T, d")
+    check_shape("v", v_, k_.shape)
+    check_written_rows(k_)
+    check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)
+    check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
+    check_writable_caches(k_rows, v_rows)
+    check_integers("slot_mapping", slots, (k_.shape[1],))
+    check_slots(slots, v_rows)
+    backend.run(
+        write_kv_cache_kernel, 1, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
+        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
+        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
+    )  # fmt: skip
+    return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
