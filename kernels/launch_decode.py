@@ -7,8 +7,8 @@ import numpy as np
 from ..reference.attention import queries_per_kv_head
 from . import backend
 from .arrays import array_kind, read_optional
-from .decode_plan import plan_decode
-from .decode_shape import MOST_PLAN_BYTES, decode_shape
+from .decode.plan import plan_decode
+from .decode.shape import MOST_PLAN_BYTES, decode_shape
 from .paged_decode_nki import paged_decode_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (

@@ -7,11 +7,12 @@ import numpy as np
 from ..reference.paging import cdiv
 from . import backend
 from .arrays import array_kind, read_optional
-from .head_launches import launch_exact, launch_heads, of_heads
-from .key_write_plan import key_write_arguments
-from .launch_plan import ProgramShape, plan_launches
+from .cache.key_write_plan import key_write_arguments
 from .padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
-from .paged_prior import TAIL_SEGMENT
+from .prefill.head_launches import launch_exact, launch_heads, of_heads
+from .prefill.launch_plan import ProgramShape, plan_launches
+from .prefill.paged_prior import TAIL_SEGMENT
+from .prefill.window_plan import window_slots
 from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
@@ -35,7 +36,6 @@ from .validation import (
     device_fp8,
     used_blocks,
 )
-from .window_plan import window_slots
 from .write_kv_cache_nki import write_kv_cache_kernel
 
 LONGEST_SEGMENT = 2048

@@ -4,7 +4,7 @@ from typing import Any
 
 from . import backend
 from .arrays import array_kind, read_optional
-from .key_write_plan import key_write_arguments
+from .cache.key_write_plan import key_write_arguments
 from .validation import (
     check_cache_scale,
     check_caches,

@@ -11,11 +11,12 @@ with 128 fp32 features), head_dim up to 256, H a multiple of KV, bf16, fp16 or f
 cores. softmax="bounded": bf16 or fp32, half that size. Rows >= num_tokens of q, k, v may hold NaN
 or infinity.
 `segattn.kernels.padded_prefill` checks arguments and launches the kernel, or, where its program
-would be too long for all heads, chunk_attention_kernel for some at a time (launch_plan.py) and the
-cache write; the kernels only assert shapes.
+would be too long for all heads (prefill/launch_plan.py), chunk_attention_kernel for some at a time
+and the cache write; the kernels only assert shapes.
 
-Loop nest. Share of the core (heads of a KV head and rows of them, 8192 rows in bf16 at most; those
-after the first rows of their heads are left out at run time when they are padding):
+Loop nest, of pieces in prefill/. Share of the core (heads of a KV head and rows of them, 8192 rows
+in bf16 at most; those after the first rows of their heads are left out at run time when they are
+padding):
     bounded (bounded.py): block of 4 row tiles, the first rows first -> macro of 2 key tiles:
         scores, one exp, and P V of the macro four before; beside: columns of the next block, the
         results of the blocks before, the cache write
@@ -46,10 +47,10 @@ check on the row sums passes (bounded.py, share_result.py).
 """
 
 from .backend import nki, nl
+from .cache.transposed_key_writer import key_writer
 from .loading import element_bytes
-from .share_loop import ShareLoop
+from .prefill.share_loop import ShareLoop
 from .tile_schedule import PARTITIONS, core_shares
-from .transposed_key_writer import key_writer
 from .write_kv_cache_nki import CacheWriter
 
 

@@ -11,7 +11,7 @@ are the stored ones times k_scale[g], v_scale[g]. Other rows are zero.
 Supported range. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256, block_size
 a power of two >= 16; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores.
 Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and holes
-are in the lists of `decode_plan`, made on the host for each step; sizes that are compiled in
+are in the lists of `decode.plan`, made on the host for each step; sizes that are compiled in
 depend on shapes alone. `segattn.kernels.paged_decode` checks arguments; the kernel only asserts
 shapes.
 
@@ -47,10 +47,10 @@ that two cores share is added up at the end with its own maxima.
 """
 
 from .backend import nisa, nki, nl
-from .decode_group import DecodeGroup
-from .decode_stage import DecodeStage
-from .decode_sums import SlotSums, SumsShape
-from .decode_tensors import (
+from .decode.group import DecodeGroup
+from .decode.stage import DecodeStage
+from .decode.sums import SlotSums, SumsShape
+from .decode.tensors import (
     SLOT_BYTES,
     ChainFactors,
     DecodeBuffers,

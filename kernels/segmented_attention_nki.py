@@ -14,7 +14,7 @@ whole segments and three more. A window needs the slots of the tokens before the
 (window_plan.py). k and v may be some of the cache's KV heads, consecutive ones from first_kv_head
 on. Unused cache rows and padded rows may hold NaN or infinity.
 `segattn.kernels.segmented_attention` checks arguments and launches the kernel, for some heads at a
-time where its program would be too long (launch_plan.py); the kernel only asserts shapes.
+time where its program would be too long (prefill/launch_plan.py); the kernel only asserts shapes.
 
 Loop nest. Share of the core (consecutive query heads of a KV head): the chunk over itself as in
 padded_prefill, then
@@ -50,8 +50,8 @@ ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale th
 
 from .backend import nki, nl
 from .loading import element_bytes
-from .paged_prior import PagedPrior
-from .share_loop import ShareLoop
+from .prefill.paged_prior import PagedPrior
+from .prefill.share_loop import ShareLoop
 from .tile_schedule import PARTITIONS, core_shares
 
 

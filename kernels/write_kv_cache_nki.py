@@ -24,10 +24,10 @@ DVE rounds correctly to about one unit in the last place, then one rounding to t
 """
 
 from .backend import nisa, nki, nl
+from .cache.paged_cache import scatter_rows, slot_rows, to_cache_dtype
+from .cache.transposed_key_writer import key_writer
 from .loading import inverse_scales
-from .paged_cache import scatter_rows, slot_rows, to_cache_dtype
 from .tile_schedule import PARTITIONS
-from .transposed_key_writer import key_writer
 
 
 def quantise(

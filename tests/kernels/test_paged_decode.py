@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segattn.kernels import decode_plan, decode_shape, decode_tensors, paged_decode
+from segattn.kernels import paged_decode
+from segattn.kernels.decode import plan as decode_plan
+from segattn.kernels.decode import shape as decode_shape
+from segattn.kernels.decode import tensors as decode_tensors
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import (
     Array,

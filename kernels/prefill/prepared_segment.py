@@ -6,12 +6,12 @@ that are issued one at a time between macros.
 
 from typing import Any
 
-from .backend import nisa, nl
+from ..backend import nisa, nl
+from ..loading import RowTiles, new_columns, transpose_features, values_with_ones
+from ..softmax import MASKED
+from ..tile_schedule import PARTITIONS
 from .bounded import LAG, BoundedRows
 from .exact_rows import ExactRows
-from .loading import RowTiles, new_columns, transpose_features, values_with_ones
-from .softmax import MASKED
-from .tile_schedule import PARTITIONS
 
 TILES_PER_STEP = 3
 """Key tiles that one step transposes."""

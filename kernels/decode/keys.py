@@ -7,10 +7,10 @@ bytes one belongs to the even features, one to the odd ones. Keys that come in c
 
 from dataclasses import dataclass
 
-from .backend import nisa, nl
-from .decode_stage import DecodeStage
-from .decode_tensors import DecodeBuffers, DecodeTensors, packed_tokens
-from .tile_schedule import PARTITIONS
+from ..backend import nisa, nl
+from ..tile_schedule import PARTITIONS
+from .stage import DecodeStage
+from .tensors import DecodeBuffers, DecodeTensors, packed_tokens
 
 
 @dataclass

@@ -2,19 +2,19 @@
 
 from typing import Any
 
+from ..backend import nl
+from ..loading import broadcast_row
+from ..masks import share_rows, valid_rows
+from ..softmax import ScoreScale
+from ..tile_schedule import PARTITIONS, Share
+from ..write_kv_cache_nki import CacheWriter
 from .attend_share import attend_share, new_flags, share_sinks, store_flags, write_flag
-from .backend import nl
 from .bounded import BoundedRows
 from .chunk_stream import ChunkKeys
 from .exact_rows import ExactRows
-from .loading import broadcast_row
-from .masks import share_rows, valid_rows
 from .paged_prior import PagedPrior
 from .share_padding import Condition, ZeroRows, as_flag, real_rows
 from .share_tiles import ShareTiles
-from .softmax import ScoreScale
-from .tile_schedule import PARTITIONS, Share
-from .write_kv_cache_nki import CacheWriter
 
 
 class ShareLoop(nl.NKIObject):

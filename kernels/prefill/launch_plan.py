@@ -8,12 +8,12 @@ same for all of them: which KV head it reads of the cache is a run-time value.
 
 from dataclasses import dataclass, replace
 
-from ..reference.paging import cdiv
+from ...reference.paging import cdiv
+from ..tile_schedule import PARTITIONS, Share, core_shares
 from .band import Band
 from .exact_rows import STEP_TILES
 from .paged_prior import TAIL_SEGMENT, WINDOW_SEGMENT, whole_segment_size
 from .share_tiles import BLOCK_TILES, num_blocks_of
-from .tile_schedule import PARTITIONS, Share, core_shares
 from .window_stream import window_tiles
 
 INSTRUCTION_LIMIT = 20_000

@@ -1,9 +1,9 @@
 """The rows of a share on chip: query columns and accumulators, whatever the softmax."""
 
-from .backend import nl
+from ..backend import nl
+from ..loading import new_columns
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
 from .band import Band
-from .loading import new_columns
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
 
 BLOCK_TILES = MATMUL_COLUMNS // PARTITIONS
 """Row tiles of a block: its 512 query columns are the moving operand of a matmul."""

@@ -9,10 +9,10 @@ or slot mapping gives a negative row, which is out of bounds, so its transfer is
 
 from dataclasses import dataclass
 
-from ..reference.attention import FP8_MAX
-from .backend import nisa, nl
-from .masks import positions_on_partitions, present_tokens
-from .tile_schedule import PARTITIONS, cache_run
+from ...reference.attention import FP8_MAX
+from ..backend import nisa, nl
+from ..masks import positions_on_partitions, present_tokens
+from ..tile_schedule import PARTITIONS, cache_run
 from .transposed_keys import TransposedKeys
 
 

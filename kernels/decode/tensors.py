@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from .backend import nisa, nl
-from .loading import element_bytes
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
+from ..backend import nisa, nl
+from ..loading import element_bytes
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
 
 PSUM_BANKS = 8
 

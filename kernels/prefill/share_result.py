@@ -1,11 +1,11 @@
 """The result of a share: normalised, checked row by row, stored piece by piece."""
 
-from .backend import nisa, nl
+from ..backend import nisa, nl
+from ..loading import row_tile_view, runs_of
+from ..tile_schedule import PARTITIONS
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
-from .loading import row_tile_view, runs_of
 from .share_tiles import BLOCK_TILES
-from .tile_schedule import PARTITIONS
 
 SMALLEST_SUM = 8.75651076269652e-27
 """exp(-60), 27 nats above the smallest normal fp32 number."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from ..reference.paging import cdiv
-from .decode_tensors import SLOT_BYTES, packed_tokens
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
+from ...reference.paging import cdiv
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS
+from .tensors import SLOT_BYTES, packed_tokens
 
 TOKENS = 16
 """Most tokens of a run: 4 KiB of a 16-bit head of 128, which saturates a DMA descriptor; no more

@@ -5,10 +5,10 @@ elements, all KV heads of a block in one DMA. Single tokens are scattered elemen
 descriptors of one element each, 128 tokens per trip of a dynamic loop.
 """
 
-from .backend import nisa, nl
-from .loading import inverse_scales
+from ..backend import nisa, nl
+from ..loading import inverse_scales
+from ..tile_schedule import PARTITIONS
 from .paged_cache import integer_multiple, to_cache_dtype
-from .tile_schedule import PARTITIONS
 from .transposed_keys import feature_parts
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, cdiv
-from .tile_schedule import PARTITIONS
-from .validation import Array
+from ...reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, cdiv
+from ..tile_schedule import PARTITIONS
+from ..validation import Array
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from .backend import nisa, nl
-from .loading import row_tile_view, runs_of
-from .tile_schedule import PARTITIONS, Share
+from ..backend import nisa, nl
+from ..loading import row_tile_view, runs_of
+from ..tile_schedule import PARTITIONS, Share
 
 Body = Callable[[nisa.VirtualRegister | int], None]
 

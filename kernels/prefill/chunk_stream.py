@@ -6,10 +6,8 @@ one before; they are made one block ahead, in small steps between macros. Keys a
 the later shares of their KV head.
 """
 
-from .backend import nisa, nl
-from .bounded import BoundedRows
-from .exact_rows import ExactRows
-from .loading import (
+from ..backend import nisa, nl
+from ..loading import (
     each_element,
     new_columns,
     row_tile_view,
@@ -18,8 +16,10 @@ from .loading import (
     values_with_ones,
     zero_rows,
 )
+from ..tile_schedule import PARTITIONS
+from .bounded import BoundedRows
+from .exact_rows import ExactRows
 from .share_tiles import BLOCK_TILES
-from .tile_schedule import PARTITIONS
 
 
 class ChunkKeys(nl.NKIObject):

@@ -9,14 +9,14 @@ A dynamic loop has one traced body, hence fixed addresses:
                    used; or whole ones where a body of two would make the program too long.
 """
 
-from .backend import nisa, nl
+from ..backend import nisa, nl
+from ..cache.paged_cache import PagedSegments, aligned_down, load_tokens
+from ..loading import new_columns
+from ..softmax import ScoreScale
+from ..tile_schedule import PARTITIONS
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
-from .loading import new_columns
-from .paged_cache import PagedSegments, aligned_down, load_tokens
 from .prepared_segment import FetchAhead, PreparedSegment
-from .softmax import ScoreScale
-from .tile_schedule import PARTITIONS
 from .window_stream import WindowSections, WindowTokens
 
 MANY_BLOCKS = 4

@@ -15,11 +15,11 @@ row sum in its last column, as that of the bounded softmax.
 from dataclasses import dataclass
 from typing import Any
 
-from .backend import nisa, nl
-from .loading import RowTiles, element_bytes
+from ..backend import nisa, nl
+from ..loading import RowTiles, element_bytes
+from ..softmax import FLOOR, MASKED, ScoreScale
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
 from .share_tiles import BLOCK_TILES, ShareTiles
-from .softmax import FLOOR, MASKED, ScoreScale
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
 
 STEP_TILES = 16
 """Key tiles of a step."""

@@ -1,9 +1,9 @@
 """The one shift of a share, from a sample of its scores."""
 
-from .backend import nisa, nl
+from ..backend import nisa, nl
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS
 from .bounded import BoundedRows
 from .share_tiles import BLOCK_TILES
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
 
 HEADROOM = 16.0
 """Exponent in nats of the largest sampled score. Scores up to 60 above it stay finite with 131072

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from .backend import nisa, nl
+from ..backend import nisa, nl
+from ..softmax import ScoreScale
+from ..tile_schedule import PARTITIONS, Share
 from .bounded import BoundedRows
 from .chunk_stream import ChunkKeys, ChunkStream
 from .exact_rows import ExactRows
@@ -11,8 +13,6 @@ from .share_padding import Condition
 from .share_result import ShareResult
 from .share_tiles import ShareTiles
 from .shift_estimate import estimate_shift
-from .softmax import ScoreScale
-from .tile_schedule import PARTITIONS, Share
 
 
 def attend_share(

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from ..reference.paging import UNUSED_BLOCK, cdiv
-from .decode_shape import DecodeShape
-from .softmax import MASKED
-from .tile_schedule import PARTITIONS
-from .validation import Array
+from ...reference.paging import UNUSED_BLOCK, cdiv
+from ..softmax import MASKED
+from ..tile_schedule import PARTITIONS
+from ..validation import Array
+from .shape import DecodeShape
 
 
 @dataclass(frozen=True)

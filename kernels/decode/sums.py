@@ -13,10 +13,10 @@ row that sees nothing gets weights of exactly 0.
 
 from dataclasses import dataclass
 
-from .backend import nisa, nl
-from .decode_tensors import ChainFactors
-from .softmax import FLOOR, MASKED, SMALLEST_SUM
-from .tile_schedule import PARTITIONS
+from ..backend import nisa, nl
+from ..softmax import FLOOR, MASKED, SMALLEST_SUM
+from ..tile_schedule import PARTITIONS
+from .tensors import ChainFactors
 
 
 @dataclass

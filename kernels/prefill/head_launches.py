@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..validation import Array
 from .launch_plan import LaunchPlan
-from .validation import Array
 
 Launch = Callable[[slice, slice, str], tuple[Array, Array]]
 """Attention [heads, S, d] and flags [cores, heads] of some query heads, on some KV heads, with a

@@ -5,8 +5,8 @@ key tiles. The *distance* of a row tile from a key tile is the difference of the
 the one sees key q of the other if 0 <= 128 * distance + p - q < window.
 """
 
-from .backend import nisa, nl
-from .tile_schedule import PARTITIONS
+from ..backend import nisa, nl
+from ..tile_schedule import PARTITIONS
 
 FARTHEST = 2**30
 """A distance that no chunk has."""

@@ -19,11 +19,11 @@ that fails raises the flag of its share, and the exact kernel runs instead.
 from dataclasses import dataclass
 from typing import Any
 
-from .backend import nisa, nl
-from .loading import RowTiles, element_bytes
+from ..backend import nisa, nl
+from ..loading import RowTiles, element_bytes
+from ..softmax import ScoreScale
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANKS
 from .share_tiles import BLOCK_TILES, ShareTiles
-from .softmax import ScoreScale
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANKS
 
 KEYS_PER_EXP = 2
 """Key tiles of one exp instruction, a PSUM bank each."""

@@ -7,8 +7,8 @@ instead of one per segment, since the partitions of a gather hold features and c
 Block numbers are scalar offsets; -1 in a block table is out of bounds, so its DMA is skipped.
 """
 
-from .backend import nisa, nl
-from .tile_schedule import PARTITIONS
+from ..backend import nisa, nl
+from ..tile_schedule import PARTITIONS
 
 
 def feature_parts(d: int) -> list[tuple[int, int]]:

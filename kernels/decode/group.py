@@ -5,13 +5,13 @@ tokens of many slots, weights need no transpose, and P V has the values as stati
 K is transposed (decode_keys.py).
 """
 
-from .backend import nisa, nl
-from .decode_keys import DecodeKeys
-from .decode_stage import DecodeStage
-from .decode_sums import SlotSums, SumsShape
-from .decode_tensors import EDGE_COLUMN, MAXIMA_COLUMN, ChainFactors, DecodeBuffers, store_rows
-from .softmax import MASKED
-from .tile_schedule import MATMUL_COLUMNS, PARTITIONS
+from ..backend import nisa, nl
+from ..softmax import MASKED
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS
+from .keys import DecodeKeys
+from .stage import DecodeStage
+from .sums import SlotSums, SumsShape
+from .tensors import EDGE_COLUMN, MAXIMA_COLUMN, ChainFactors, DecodeBuffers, store_rows
 
 SCALED_COLUMNS = 64
 """Fewest columns that an exp with a scale of its own is worth: as many as it has overhead."""

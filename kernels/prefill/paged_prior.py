@@ -1,14 +1,14 @@
 """The cached tokens before a chunk: what a kernel prepares once, and the stream of each share."""
 
-from .backend import nisa, nl
+from ..backend import nisa, nl
+from ..cache.paged_cache import PagedSegments
+from ..loading import broadcast_row, element_bytes
+from ..softmax import ScoreScale, cached_scale
+from ..tile_schedule import PARTITIONS, Share
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
-from .loading import broadcast_row, element_bytes
-from .paged_cache import PagedSegments
 from .prior_stream import MANY_BLOCKS, PriorStream
 from .share_tiles import num_blocks_of
-from .softmax import ScoreScale, cached_scale
-from .tile_schedule import PARTITIONS, Share
 from .window_stream import WindowTokens
 
 TAIL_SEGMENT = 512

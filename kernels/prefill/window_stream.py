@@ -12,15 +12,15 @@ those that not every row of the share sees; the tokens after them are seen by al
 
 from dataclasses import dataclass
 
-from .backend import nisa, nl
+from ..backend import nisa, nl
+from ..cache.paged_cache import SegmentBlocks, add_head, integer_multiple, rows_of_slots
+from ..loading import element_bytes
+from ..softmax import ScoreScale
+from ..tile_schedule import PARTITIONS
 from .band import Band
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
-from .loading import element_bytes
-from .paged_cache import SegmentBlocks, add_head, integer_multiple, rows_of_slots
 from .prepared_segment import PreparedSegment
-from .softmax import ScoreScale
-from .tile_schedule import PARTITIONS
 
 SECTION_BYTES = 32
 """Key tiles of a section times their element bytes per 128 features: two sections, each as rows, as

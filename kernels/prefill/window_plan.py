@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..reference.paging import PAD_SLOT_ID, UNUSED_BLOCK
-from .tile_schedule import PARTITIONS
-from .validation import Array
+from ...reference.paging import PAD_SLOT_ID, UNUSED_BLOCK
+from ..tile_schedule import PARTITIONS
+from ..validation import Array
 from .window_stream import window_tiles
 
 

@@ -4,10 +4,10 @@ Staging tiles hold slots of the trip under way; each is gathered anew for the ne
 it has been read for the last time, so DMA is a whole trip ahead.
 """
 
-from .backend import nisa, nl
-from .decode_tensors import DecodePlanTensors, DecodeTensors
-from .tile_schedule import PARTITIONS
-from .transposed_keys import feature_parts, queue_of
+from ..backend import nisa, nl
+from ..cache.transposed_keys import feature_parts, queue_of
+from ..tile_schedule import PARTITIONS
+from .tensors import DecodePlanTensors, DecodeTensors
 
 
 class DecodeStage(nl.NKIObject):

@@ -1,0 +1,1 @@
+"""Where tokens and blocks of a paged cache lie, and how they are read and written."""

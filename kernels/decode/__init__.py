@@ -1,0 +1,1 @@
+"""Pieces of the decode kernel: the host's plan of a step, and what runs per group of requests."""
