@@ -9,7 +9,7 @@ from .output import DraftTokenIds
 from .policy import NeuronPolicy, check_schedulable, num_blocks_needed
 from .request import Request
 from .scheduler import Scheduler
-from .validation import check_fields
+from .validation import check_fields, check_kind
 
 _DEFAULT_POLICY = NeuronPolicy()
 
@@ -22,6 +22,7 @@ class NeuronScheduler(NeuronRules, Scheduler):
     def __init__(
         self, config: SchedulerConfig, neuron_policy: NeuronPolicy = _DEFAULT_POLICY
     ) -> None:
+        check_kind("neuron_policy", neuron_policy, NeuronPolicy)
         super().__init__(config)
         self._init_neuron(neuron_policy, config.prefill_buckets, config.num_blocks)
 
@@ -42,6 +43,7 @@ class NeuronScheduler(NeuronRules, Scheduler):
         ValueError, nothing changed, for lists of different lengths and, by policy, for more drafts
         than num_speculative_tokens: no blocks are kept for them.
         """
+        check_kind("draft_token_ids", draft_token_ids, DraftTokenIds)
         if self.neuron_policy.refuse_unschedulable:
             most = self.num_spec_tokens
             for tokens in draft_token_ids.draft_token_ids:

@@ -11,13 +11,14 @@ from .pause_state import PauseState
 from .request import Request, RequestStatus
 from .request_queue import RequestQueue, create_request_queue
 from .transaction import Transaction
-from .validation import check_request
+from .validation import check_kind, check_request
 
 
 class RequestPool:
     """Requests from `add_request` to their end: all that a scheduler keeps between its steps."""
 
     def __init__(self, config: SchedulerConfig) -> None:
+        check_kind("config", config, SchedulerConfig)
         self.config = config
         self.policy = config.policy
         self.max_num_running_reqs = config.max_num_seqs
@@ -71,6 +72,7 @@ class RequestPool:
             raise ValueError(f"finished_status={finished_status!r}: must be a finished status")
         if isinstance(request_ids, str):
             request_ids = (request_ids,)
+        check_kind("request_ids", request_ids, Iterable)
         ended = [
             request_id for request_id in dict.fromkeys(request_ids) if request_id in self.requests
         ]

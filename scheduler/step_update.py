@@ -7,6 +7,7 @@ from .prefix_digests import MAX_TOKEN_ID, pack_tokens
 from .request import Request, RequestStatus
 from .request_pool import RequestPool
 from .stop import stop_reason, stop_status
+from .validation import check_kind
 
 
 class StepUpdate(RequestPool):
@@ -21,6 +22,8 @@ class StepUpdate(RequestPool):
         computed it have come back. ValueError, nothing changed, when the output lacks a scheduled
         request, has more tokens for it than the step can give, or holds something else than tokens.
         """
+        check_kind("scheduler_output", scheduler_output, SchedulerOutput)
+        check_kind("model_runner_output", model_runner_output, ModelRunnerOutput)
         outputs = []
         ended = []
         drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -83,6 +86,7 @@ class StepUpdate(RequestPool):
         A request gets as many as the step has for it; missing ones stay -1 and are counted in
         `num_invalid_spec_tokens`. ValueError, nothing changed, for lists of different lengths.
         """
+        check_kind("scheduler_output", scheduler_output, SchedulerOutput)
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         drafts: dict[str, list[int]] = {}
         num_invalid: dict[str, int] = {}
@@ -149,6 +153,7 @@ def _check_token(request: Request, token: int) -> None:
 
 
 def _by_request(drafts: DraftTokenIds) -> list[tuple[str, list[int]]]:
+    check_kind("draft_token_ids", drafts, DraftTokenIds)
     req_ids, tokens = drafts.req_ids, drafts.draft_token_ids
     if len(req_ids) != len(tokens):
         raise ValueError(f"{len(req_ids)} req_ids but {len(tokens)} draft_token_ids")

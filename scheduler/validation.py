@@ -1,4 +1,4 @@
-"""Requests that no scheduler takes."""
+"""Arguments that no scheduler takes."""
 
 from .errors import RequestError
 from .prefix_digests import pack_tokens
@@ -7,8 +7,15 @@ from .request import Request, RequestStatus
 _INTEGERS = (("max_tokens", 1), ("min_tokens", 0), ("priority", None))
 
 
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise TypeError when an argument is not of a kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}={value!r}: must be {kind.__name__}")
+
+
 def check_fields(request: Request) -> None:
     """Raise RequestError when a field of the request, its prompt excepted, is malformed."""
+    check_kind("request", request, Request)
     request_id = request.request_id
     if not isinstance(request_id, str):
         raise RequestError(request_id, "request_id must be a string")
@@ -24,6 +31,11 @@ def check_fields(request: Request) -> None:
         raise RequestError(request_id, f"arrival_time={arrival_time!r}: must be a number")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(request_id, f"cache_salt={cache_salt!r}: must be a string or None")
+    skip_reading = request.skip_reading_prefix_cache
+    if not isinstance(skip_reading, bool):
+        raise RequestError(
+            request_id, f"skip_reading_prefix_cache={skip_reading!r}: must be True or False"
+        )
     try:
         (cache_salt or "").encode()
     except UnicodeEncodeError as error:

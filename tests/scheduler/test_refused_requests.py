@@ -1,6 +1,7 @@
 """Requests that add_request refuses."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,6 +61,11 @@ def test_bad_requests_are_refused_and_queue_nothing(
         ("priority", None, "priority=None: must be an integer"),
         ("arrival_time", "now", "arrival_time='now': must be a number"),
         ("cache_salt", 5, "cache_salt=5: must be a string or None"),
+        (
+            "skip_reading_prefix_cache",
+            "no",
+            "skip_reading_prefix_cache='no': must be True or False",
+        ),
         ("cache_salt", "\ud800", r"cache_salt='\ud800': must be Unicode"),
         ("prompt_token_ids", 5, "prompt_token_ids=5: must be a list of token ids"),
         ("stop_token_ids", None, "stop_token_ids=None: must be a list of token ids"),
@@ -77,6 +83,40 @@ def test_a_field_of_a_wrong_type_is_named(
         scheduler.add_request(Request(**given | {field: value}))
     assert list(scheduler.requests.values()) == [a]
     scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("kind", [Scheduler, NeuronScheduler])
+def test_an_argument_of_another_kind_is_named(kind: type[Scheduler]) -> None:
+    make_one: Any = kind
+    make_neuron: Any = NeuronScheduler
+    scheduler: Any = make(kind)
+    add(scheduler, "a", 3)
+    output = scheduler.schedule()
+    drafts = DraftTokenIds(["a"], [[1]])
+    calls: tuple[tuple[Callable[[], Any], str], ...] = (
+        (lambda: make_one(None), "config=None: must be SchedulerConfig"),
+        (lambda: make_neuron(scheduler.config, {}), "neuron_policy={}: must be NeuronPolicy"),
+        (lambda: scheduler.add_request("b"), "request='b': must be Request"),
+        (
+            lambda: scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED),
+            "request_ids=None: must be Iterable",
+        ),
+        (lambda: scheduler.update_from_output(None, None), "scheduler_output=None: must be Sched"),
+        (
+            lambda: scheduler.update_from_output(output, [7]),
+            "model_runner_output=[7]: must be ModelRunnerOutput",
+        ),
+        (lambda: scheduler.update_draft_token_ids(None), "draft_token_ids=None: must be Draft"),
+        (
+            lambda: scheduler.update_draft_token_ids_in_output(drafts, None),
+            "scheduler_output=None: must be SchedulerOutput",
+        ),
+    )
+    for call, reason in calls:
+        with pytest.raises(TypeError, match=re.escape(reason)):
+            call()
+    scheduler.check_integrity()
+    update(scheduler, output, a=7)
 
 
 def test_a_status_that_ends_nothing_is_refused() -> None:
