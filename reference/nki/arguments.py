@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from .dtypes import NUMPY, Array, cast, dtype_name, sentinel
-from .errors import NkiValidationError
+from .errors import NkiValidationError, UninitializedReadError
 from .layout import row_major
 from .regions import SHARED_HBM, MemoryRegion
 from .storage import Storage, Watch
@@ -115,6 +115,13 @@ class Arguments:
         storage = value.storage
         missing = storage.unwritten_in(value.v)
         if missing is not None:
+            if missing.all() and missing.size:
+                violation(
+                    "uninitialized_read",
+                    f"nothing wrote the kernel output {value.name!r}: store into it, or do not "
+                    "return it",
+                    UninitializedReadError,
+                )
             out[missing] = cast(np.asarray(sentinel(value.dtype)), value.dtype)
         return out if self.framework is None else self.framework(out)
 

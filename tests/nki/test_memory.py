@@ -223,6 +223,21 @@ def test_unwritten_parts_of_an_output_come_back_as_nan_and_four() -> None:
     np.testing.assert_array_equal(integers, [[0, 0]] + [[4, 4]] * 3)
 
 
+def test_an_output_that_nothing_wrote_is_reported_where_the_kernel_ends() -> None:
+    @nki.jit
+    def kernel(num_rows: int) -> Any:
+        out = nl.ndarray((4, 2), dtype=nl.float32, buffer=nl.shared_hbm)
+        for row in range(num_rows):
+            nisa.dma_copy(out[row : row + 1], nl.zeros((1, 2), dtype=nl.float32))
+        return out
+
+    with pytest.raises(UninitializedReadError, match="nothing wrote the kernel output 'out'"):
+        kernel(0)
+    with nki.strict(uninitialized_read="off"):
+        assert np.isnan(kernel(0)).all()
+    np.testing.assert_array_equal(kernel(1)[0], 0.0)
+
+
 def test_a_kernel_output_must_be_in_shared_hbm() -> None:
     @nki.jit
     def kernel(buffer: Any) -> Any:
