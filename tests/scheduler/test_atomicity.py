@@ -23,6 +23,7 @@ from segattn.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
+from segattn.tests.scheduler.base import add, make, update
 from segattn.tests.scheduler.state import differences, state_of
 
 T = TypeVar("T")
@@ -266,3 +267,22 @@ def test_an_async_output_with_more_tokens_than_are_in_flight_is_refused() -> Non
     with pytest.raises(ValueError, match="at most 1 tokens, so many are in flight"):
         scheduler.update_from_output(output, ModelRunnerOutput(["a"], [[7, 8]]))
     assert state_of(scheduler) == before
+
+
+def test_blocks_that_a_running_request_got_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make()
+    a = add(scheduler, "a", 4)  # fills its block of 4
+    update(scheduler, scheduler.schedule(), a=7)
+    before, blocks, num_free = state_of(scheduler), a.block_ids.copy(), scheduler.num_free_blocks
+
+    def fail(*args: object) -> None:
+        assert len(a.block_ids) == len(blocks) + 1
+        raise InjectedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler.kv_cache_manager, "cache_blocks", fail)
+        with pytest.raises(InjectedError):
+            scheduler.schedule()
+    assert (a.block_ids, scheduler.num_free_blocks) == (blocks, num_free)
+    assert not differences(before, state_of(scheduler))
+    update(scheduler, scheduler.schedule(), a=7)

@@ -2,6 +2,7 @@
 
 import struct
 from hashlib import sha256
+from sys import byteorder
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from segattn.scheduler import prefix_digests
 from segattn.scheduler.prefix_digests import (
+    MAX_TOKEN_ID,
     PrefixDigests,
     RecentPrompts,
     _num_common_blocks,
@@ -142,3 +144,10 @@ def test_a_prompt_that_is_known_is_not_hashed_again(monkeypatch: pytest.MonkeyPa
         counts.append(num_hashed)
     # The first block alone until somebody asks, then what no earlier prompt had.
     assert counts == [1, 10, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("fault", [-1, MAX_TOKEN_ID + 1])
+def test_the_token_at_fault_is_named_not_the_ends_of_the_range(fault: int) -> None:
+    assert pack_tokens([0, MAX_TOKEN_ID]) == b"\0\0\0\0" + MAX_TOKEN_ID.to_bytes(4, byteorder)
+    with pytest.raises(ValueError, match=f"token id {fault}: must be an integer within"):
+        pack_tokens([0, MAX_TOKEN_ID, fault])

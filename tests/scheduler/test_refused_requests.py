@@ -155,6 +155,18 @@ def test_drafts_for_which_no_blocks_are_kept_are_refused(kind: type[Scheduler]) 
     assert [request.spec_token_ids for request in requests] == [[5], []]
 
 
+def test_the_tokens_that_a_step_with_drafts_samples_are_counted() -> None:
+    scheduler = make(num_speculative_tokens=2)
+    a = add(scheduler, "a", 3)
+    update(scheduler, scheduler.schedule(), a=7)
+    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[8, 9]]))
+    output = scheduler.schedule()
+    with pytest.raises(ValueError, match="of 'a': must be at most 3 tokens, so many the step"):
+        scheduler.update_from_output(output, ModelRunnerOutput(["a"], [[8, 9, 10, 11]]))
+    update(scheduler, output, a=[8, 9, 10])
+    assert a.output_token_ids == [7, 8, 9, 10]
+
+
 @pytest.mark.parametrize("kind", [Scheduler, NeuronAsyncScheduler])
 @pytest.mark.parametrize(
     ("tokens", "reason"),
