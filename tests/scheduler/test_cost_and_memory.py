@@ -146,15 +146,6 @@ def test_a_request_holds_what_is_documented(num_tokens: int, block_size: int) ->
     assert held < 4096 + num_blocks * (65 + 2 * (8 + 1)) + 4 * num_tokens
 
 
-def test_a_prompt_whose_beginning_is_cached_is_not_kept_packed() -> None:
-    scheduler = scheduler_after(Scheduler, 1)
-    for prompt, is_packed in (([0] * 4 + [5] * 9, False), ([9] * 13, True)):
-        request = Request(str(prompt), prompt, 1)
-        scheduler.add_request(request)
-        assert request.prefix is not None
-        assert (request.prefix.packed is not None) == is_packed
-
-
 @SIZES
 def test_prompts_that_ended_hold_packed_tokens_while_their_blocks_are_cached(
     num_tokens: int, block_size: int

@@ -10,6 +10,7 @@ import pytest
 from segattn.scheduler.prefix_cache import PrefixCache
 from segattn.scheduler.prefix_digests import PrefixDigests, pack_tokens
 from segattn.scheduler.transaction import Transaction
+from segattn.tests.scheduler.base import add, make, update
 from segattn.tests.scheduler.state import state_of
 from segattn.tests.scheduler.test_atomicity import InjectedError
 from segattn.tests.scheduler.test_atomicity_of_lines import call_with_failing_line
@@ -223,3 +224,13 @@ def test_the_last_unhashed_block_takes_its_prefix_along() -> None:
     assert cache.block_hash == [None, DIGEST, *[None] * 7]
     cache.clear()
     assert (cache.unhashed_prefixes(), cache.block_hash) == ({}, [None] * 9)
+
+
+def test_a_prompt_whose_beginning_is_cached_is_not_kept_packed() -> None:
+    scheduler = make()
+    add(scheduler, "a", [5] * 9)
+    update(scheduler, scheduler.schedule(), a=7)
+    for prompt, is_packed in (([5] * 13, False), ([9] * 13, True)):
+        prefix = add(scheduler, f"{prompt[0]}", prompt).prefix
+        assert prefix is not None
+        assert (prefix.packed is not None) == is_packed
