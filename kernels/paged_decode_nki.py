@@ -350,7 +350,7 @@ def paged_decode_kernel(
     q: nl.NkiTensor,  # [B, H, T, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    num_trips: nl.NkiTensor,  # the arrays of decode_plan.DecodePlan, in its order
+    num_trips: nl.NkiTensor,  # the arrays of decode.plan.DecodePlan, in its order
     gather_rows: nl.NkiTensor,
     chains: nl.NkiTensor,
     absent: nl.NkiTensor,

@@ -188,8 +188,15 @@ class PagedSegments(nl.NKIObject):
         walk: Walk,
         existing: nl.NkiTensor,  # [128, segment] uint8 SBUF, result
     ) -> None:
-        """Which tokens of a segment exist, mapped or not, in token order on every partition."""
+        """Which tokens of a segment exist and are not skipped, mapped or not, in token order on
+        every partition.
+        """
         nisa.tensor_scalar(dst=existing, data=self.positions, op0=nl.less, operand0=walk.counts)
+        if walk.skipped is not None:
+            nisa.scalar_tensor_tensor(
+                dst=existing, data=self.positions, op0=nl.greater_equal, operand0=walk.skipped,
+                op1=nl.multiply, operand1=existing,
+            )  # fmt: skip
 
     def gather(
         self,

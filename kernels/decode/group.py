@@ -2,7 +2,7 @@
 
 Keys lie on partitions: scores are [128 keys, (slot, row, run token)], so that one exp serves all
 tokens of many slots, weights need no transpose, and P V has the values as stationary operand. Only
-K is transposed (decode_keys.py).
+K is transposed (keys.py).
 """
 
 from ..backend import nisa, nl

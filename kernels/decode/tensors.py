@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from ..backend import nisa, nl
 from ..loading import element_bytes
-from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
-
-PSUM_BANKS = 8
+from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS
 
 SLOT_BYTES = 4096
 """Most bytes of a slot's keys per partition."""
@@ -37,7 +35,7 @@ def packed_tokens(features: int, tokens: int) -> int:
 
 @dataclass
 class DecodePlanTensors(nl.NKIObject):
-    """Arrays of decode_plan.DecodePlan in HBM, by the same names, and the core's place in them."""
+    """Arrays of plan.DecodePlan in HBM, by the same names, and the core's place in them."""
 
     gather_rows: nl.NkiTensor
     chains: nl.NkiTensor

@@ -13,7 +13,8 @@ result right is the check on the row sum l of every real row,
 
 every weight of a row has the one factor exp(-c), so what exp flushed to zero is below
 N * exp(-87) of a sum that is at least exp(-60), and an overflow shows as infinity or NaN. A row
-that fails raises the flag of its share, and the exact kernel runs instead.
+that fails raises the flag of its share, and the exact kernel runs instead. What the check cannot
+see is a product of such a weight with a value below some 1e-12 that fp32 flushes.
 """
 
 from dataclasses import dataclass

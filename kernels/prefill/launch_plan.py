@@ -63,7 +63,7 @@ class ProgramShape:
         return window_tiles(self.window, self.num_rows, self.d, self.bytes_per_element)
 
     def instructions(self, share: Share, softmax: str) -> int:
-        """Of one share; an upper bound, some tenth above the truth where programs are long."""
+        """Of one share; an upper bound, up to a quarter above the truth."""
         band = Band(self.window)
         row_tiles, heads = share.row_tiles, share.num_heads
         tiles = heads * len(row_tiles)

@@ -133,10 +133,25 @@ class PreparedSegment(nl.NKIObject):
             prior.mark_present(self.walk, self.blocks, self.present)
             if self.existing is not None:
                 prior.mark_existing(self.walk, self.existing)
+                if self.walk.skipped is not None:
+                    self.clear_skipped(self.existing)
             prior.advance_counts(self.walk)
         else:
+            # The sign alone: a slot may have more than the 24 bits that fp32 compares exactly.
+            sign = nl.ndarray(self.mapped.shape, dtype=nl.int32, buffer=nl.sbuf)
             nisa.tensor_scalar(
-                dst=self.mapped, data=self.blocks.by_run, op0=nl.greater_equal, operand0=0.0
+                dst=sign, data=self.blocks.by_run, op0=nl.bitwise_and, operand0=-(2**31)
+            )
+            nisa.tensor_scalar(dst=self.mapped, data=sign, op0=nl.greater_equal, operand0=0.0)
+
+    def clear_skipped(self, existing: nl.NkiTensor) -> None:
+        """Zero the staged columns of tokens that do not count.
+
+        A later segment with an absent block there keeps them, and a NaN passes a mask.
+        """
+        for stage in self.k_stage:
+            nisa.select_reduce(
+                dst=stage, predicate=existing[0 : stage.shape[0], :], on_true=stage, on_false=0.0
             )
 
     def write_mask(self, mask: nl.NkiTensor) -> None:

@@ -85,7 +85,6 @@ class Condition(nl.NKIObject):
     """
 
     def __init__(self, flag: nl.NkiTensor | None) -> None:
-        self.flag = flag
         self.trips: nisa.VirtualRegister | None = None
         if flag is not None:
             self.trips = nisa.register_alloc()

@@ -27,6 +27,6 @@ def window_slots(
     first_tile, _, _ = window_tiles(window, num_rows, d, bytes_per_element)
     positions = np.arange(prior_tokens + first_tile * PARTITIONS, prior_tokens)
     blocks = table[np.maximum(positions, 0) // block_size]
-    exists = (positions >= 0) & (blocks != UNUSED_BLOCK)
+    exists = (positions >= max(0, prior_tokens - window + 1)) & (blocks != UNUSED_BLOCK)
     slots = np.where(exists, blocks * block_size + positions % block_size, PAD_SLOT_ID)
     return slots.astype(np.int32)[None]

@@ -37,6 +37,10 @@ class Options:
     lnc: int
     k_pre_transposed: bool
 
+    def unseen(self, prior: int) -> int:
+        """Tokens of a prior that the window hides from every token after it."""
+        return 0 if self.window is None else max(0, prior - self.window + 1)
+
     def stored_keys(self, k_cache: Array) -> Array:
         """A K cache [num_blocks, KV, block_size, d] in the layout of these options."""
         return np.ascontiguousarray(k_cache.swapaxes(2, 3)) if self.k_pre_transposed else k_cache
@@ -101,10 +105,12 @@ def paged_tokens(
     *,
     holes: float = 0.0,
     spare_blocks: int = 2,
+    unseen: int = 0,
 ) -> PagedTokens:
     """B requests of the given lengths in shuffled blocks; a share `holes` of table entries is -1.
 
-    Table entries after a request's last block name blocks full of garbage.
+    Table entries after a request's last block name blocks full of garbage. The first `unseen`
+    tokens of each request are garbage as well.
     """
     needed = [-(-n // block_size) for n in lengths]
     width = max(*needed, 1) + spare_blocks if len(needed) > 1 else max(needed[0], 1) + spare_blocks
@@ -121,8 +127,9 @@ def paged_tokens(
                 tables[request, index] = -1
                 continue
             tables[request, index] = block
-            k_cache[block, :, :rows] = normal(rng, (num_kv_heads, rows, d), dtype)
-            v_cache[block, :, :rows] = normal(rng, (num_kv_heads, rows, d), dtype)
+            first = min(max(unseen - index * block_size, 0), rows)
+            for cache in (k_cache, v_cache):
+                cache[block, :, first:rows] = normal(rng, (num_kv_heads, rows - first, d), dtype)
         tables[request, needed[request] :] = free[0]
     return PagedTokens(k_cache, v_cache, tables)
 

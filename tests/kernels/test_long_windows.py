@@ -30,7 +30,10 @@ def compare(
 ) -> None:  # fmt: skip
     """A call gives what the reference gives."""
     cache_dtype = options.cache_dtype(dtype)
-    paged = paged_tokens(rng, [prior], heads[1], d, block_size, cache_dtype, holes=holes)
+    paged = paged_tokens(
+        rng, [prior], heads[1], d, block_size, cache_dtype, holes=holes,
+        unseen=options.unseen(prior),
+    )  # fmt: skip
     q = padded_rows(rng, heads[0], rows, n, d, dtype)
     k, v = (padded_rows(rng, heads[1], rows, n, d, dtype) for _ in range(2))
     k_cache = options.stored_keys(paged.k_cache)
@@ -69,11 +72,14 @@ def test_equals_the_reference_in_sections_and_segments(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("k_pre_transposed", [False, True])
 @pytest.mark.parametrize("softmax", ["auto", "exact"])
-def test_a_window_above_4096_begins_in_the_middle_of_a_block(softmax: str) -> None:
+def test_a_window_above_4096_begins_in_the_middle_of_a_block(
+    softmax: str, k_pre_transposed: bool
+) -> None:
     window, prior = 4300, 5001
     assert window_tiles(window, 128, 64, 2) == (-34, -32, 2)
-    options = Options(window, True, None, False, 1, False)
+    options = Options(window, True, None, False, 1, k_pre_transposed)
     compare(
         np.random.default_rng(3), (2, 1), 128, 100, prior, 64, 32, 0.1, ml_dtypes.bfloat16, options,
         softmax=softmax,

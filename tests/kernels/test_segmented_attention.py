@@ -1,5 +1,7 @@
 """segmented_attention against the float64 reference."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from segattn.tests.kernels.cases import (
     dtypes,
     gqa,
     head_dims,
+    normal,
     options,
     padded_rows,
     paged_tokens,
@@ -53,7 +56,10 @@ def test_equals_the_reference(
     rows = tiles * 128
     n = data.draw(st.integers(0, rows))
     cache_dtype = options.cache_dtype(dtype)
-    paged = paged_tokens(rng, [prior], heads[1], d, block_size, cache_dtype, holes=holes)
+    paged = paged_tokens(
+        rng, [prior], heads[1], d, block_size, cache_dtype, holes=holes,
+        unseen=options.unseen(prior),
+    )  # fmt: skip
     paged.k_cache = options.stored_keys(paged.k_cache)
     q = padded_rows(rng, heads[0], rows, n, d, dtype)
     k, v = (padded_rows(rng, heads[1], rows, n, d, dtype) for _ in range(2))
@@ -88,3 +94,18 @@ def test_a_chunk_of_8192_rows_fits_the_memory_on_chip(heads: int, dtype: npt.DTy
     k, v = (padded_rows(rng, 1, 8192, n, d, dtype) for _ in range(2))
     call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n)
     assert_close(segmented_attention(*call), reference.segmented_attention(*call))
+
+
+def test_slots_beyond_the_integers_of_fp32_are_found_in_a_window() -> None:
+    rng = np.random.default_rng(6)
+    prior, num_blocks, fp8 = 200, 2**17 + 3, ml_dtypes.float8_e4m3fn
+    # 2**24 + 384 slots of 32 bytes: zeros that nobody touches take no memory.
+    caches = [np.zeros((num_blocks, 1, 128, 32), fp8) for _ in range(2)]
+    table = np.array([num_blocks - 1, num_blocks - 2], np.int32)
+    for cache in caches:
+        cache[table] = normal(rng, (2, 1, 128, 32), fp8)
+    q, k, v = (normal(rng, (1, 128, 32), ml_dtypes.bfloat16) for _ in range(3))
+    call: tuple[Any, ...] = (q, k, v, *caches, table, prior, 100)
+    arguments: dict[str, Any] = {"sliding_window": 90, "k_scale": 0.5, "v_scale": 0.3}
+    out = segmented_attention(*call, **arguments)
+    assert_close(out[:, :100], reference.segmented_attention(*call, **arguments)[:, :100])
