@@ -17,7 +17,7 @@ MASKED = -1.5e38
 hardware never meets infinity. Stays below FLOOR after a multiplication with a k_scale down to 1e-6.
 """
 
-SMALLEST_SUM = 2.0**-60
+SUM_FLOOR = 2.0**-60
 """Row sums are at least 1 unless the row saw nothing; this keeps 0 / 0 away."""
 
 

@@ -14,7 +14,7 @@ row that sees nothing gets weights of exactly 0.
 from dataclasses import dataclass
 
 from ..backend import nisa, nl
-from ..softmax import FLOOR, MASKED, SMALLEST_SUM
+from ..softmax import FLOOR, MASKED, SUM_FLOOR
 from ..tile_schedule import PARTITIONS
 from .tensors import ChainFactors
 
@@ -151,7 +151,7 @@ class SlotSums(nl.NKIObject):
             factors.exponentials(weight, weight, keys)
             nisa.tensor_tensor(dst=inverse, data1=weight, data2=total, op=nl.add)
             total = inverse
-        nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
+        nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SUM_FLOOR)
         nisa.reciprocal(dst=inverse, data=inverse)
         width = (parts + 1) * self.width
         nisa.tensor_tensor(

@@ -33,7 +33,7 @@ SCORE_BUFFERS = 3
 PENDING = 2
 """Steps between the first and the other stages."""
 
-FEW_TILES = 8
+SHORT_SHARE_TILES = 8
 """Row tiles below which two steps of other work are issued beside each step."""
 
 AHEAD = 2
@@ -77,7 +77,7 @@ class ExactRows(nl.NKIObject):
         # as may be: the values are written LAG steps after the start, which must come after the
         # steps in flight that read them.
         self.steps_beside = 1
-        if tiles.num_tiles < FEW_TILES:
+        if tiles.num_tiles < SHORT_SHARE_TILES:
             self.steps_beside = 2
         # Beside the steps over a chunk ACT has more time than DVE.
         self.scalar_is_free = True

@@ -13,7 +13,7 @@ from ..tile_schedule import PARTITIONS
 from .bounded import LAG, BoundedRows
 from .exact_rows import ExactRows
 
-TILES_PER_STEP = 3
+KEY_TILES_PER_STEP = 3
 """Key tiles that one step transposes."""
 
 DELAY = 2
@@ -62,7 +62,7 @@ class PreparedSegment(nl.NKIObject):
         elif is_partial or prior.k_dtype != prior.dtype:
             self.k_rows = nl.ndarray((PARTITIONS, tokens * d), dtype=prior.dtype, buffer=nl.sbuf)
             self.row_steps = min(2, tokens)
-        transposes = (tokens + TILES_PER_STEP - 1) // TILES_PER_STEP
+        transposes = (tokens + KEY_TILES_PER_STEP - 1) // KEY_TILES_PER_STEP
         self.first_transpose = self.row_steps
         if self.row_steps > 0:
             self.first_transpose = self.row_steps + DELAY
@@ -108,7 +108,7 @@ class PreparedSegment(nl.NKIObject):
             self.write_key_rows(step)
         if step == DELAY and self.mask is not None:
             self.write_mask(self.mask)
-        tile = (step - self.first_transpose) * TILES_PER_STEP
+        tile = (step - self.first_transpose) * KEY_TILES_PER_STEP
         if tile >= 0 and tile < self.prior.tokens:
             self.transpose(tile)
         if step >= self.first_value and step < self.first_fetch:
@@ -191,9 +191,9 @@ class PreparedSegment(nl.NKIObject):
             nisa.tensor_copy(dst=own, src=stage)
 
     def transpose(self, tile: int) -> None:
-        """Key columns of TILES_PER_STEP tiles."""
+        """Key columns of KEY_TILES_PER_STEP tiles."""
         d = self.prior.d
-        count = min(TILES_PER_STEP, self.prior.tokens - tile)
+        count = min(KEY_TILES_PER_STEP, self.prior.tokens - tile)
         if self.prior.key_columns is not None:
             self.prior.key_columns.write_columns(
                 self.k_stage, self.existing, tile, count, self.keys

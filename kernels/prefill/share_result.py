@@ -15,7 +15,7 @@ LARGEST_SUM = 1.0e37
 LARGEST_SCALED_SUM = 1.0e31
 """The same under a v_scale, at least 1e-6: their quotient is a normal number, not flushed."""
 
-TILES_PER_STEP = 2
+ROW_TILES_PER_STEP = 2
 """Tiles that one step normalises."""
 
 
@@ -69,8 +69,8 @@ class ShareResult(nl.NKIObject):
             end = min(self.tiles.num_tiles, self.ready_tiles + self.tiles_per_piece)
             if end > complete:
                 break
-            for t in range(self.ready_tiles, end, TILES_PER_STEP):
-                self.order.append((t, min(end, t + TILES_PER_STEP), 0))
+            for t in range(self.ready_tiles, end, ROW_TILES_PER_STEP):
+                self.order.append((t, min(end, t + ROW_TILES_PER_STEP), 0))
             self.ready_tiles = end
         if self.ready_tiles > begin:
             i = self.steps

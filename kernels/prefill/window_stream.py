@@ -29,7 +29,7 @@ columns and as values, take 33 KiB of a partition."""
 TILES_PER_FETCH = 4
 """Key tiles that one step gathers: GpSimd takes 2 us for them, and masks weights between steps."""
 
-FEW_TILES = 32
+LEAST_SECTION_TILES = 32
 """Key tiles that are computed in sections even if all rows see them: W up to 4096."""
 
 
@@ -43,7 +43,7 @@ def window_tiles(
     band = Band(window)
     row_tiles = num_rows // PARTITIONS
     begin, end = -band.reach, 0
-    if band.reach > max(FEW_TILES, row_tiles + 1):
+    if band.reach > max(LEAST_SECTION_TILES, row_tiles + 1):
         # Row tile i sees all of key tile j if i - j < edge.
         end = row_tiles - band.edge
     parts = (d + PARTITIONS - 1) // PARTITIONS

@@ -1,0 +1,92 @@
+"""The chains of a decode step: the cached tokens that they see, in slots and besides (plan.py)."""
+
+import numpy as np
+
+from ...reference.paging import UNUSED_BLOCK, cdiv
+from ..tile_schedule import PARTITIONS
+from ..validation import Array
+from .shape import DecodeShape
+
+
+class Chains:
+    """Slots and edge tokens of all chains, in order."""
+
+    def __init__(self, shape: DecodeShape, num_chains: int) -> None:
+        self.runs: list[Array] = []
+        """[n, 128] rows of the runs of each chain's n slots."""
+        self.edges: dict[int, tuple[Array, Array]] = {}
+        """Rows [e] of a chain's edge tokens and who sees them [e, T]."""
+        self.num_slots = np.zeros(num_chains, np.int64)
+        self.tokens = shape.tokens
+
+    def _add(self, chain: int, runs: Array, edge_rows: Array, edge_seen: Array) -> None:
+        """Append a chain that sees something."""
+        count = max(1, cdiv(len(runs), PARTITIONS))
+        rows = np.full(count * PARTITIONS, -1, np.int64)
+        rows[: len(runs)] = runs
+        self.runs.append(rows.reshape(count, PARTITIONS))
+        self.edges[chain] = edge_rows, edge_seen
+        self.num_slots[chain] = count
+
+    def add_request(
+        self,
+        first_chain: int,
+        num_groups: int,
+        table: Array,
+        context: int,
+        real: int,
+        num_queries: int,
+        window: int | None,
+        block_size: int,
+        num_kv_heads: int,
+        whole_blocks: bool,
+    ) -> None:
+        """The chains of a request, one per group of KV heads."""
+        tokens, heads = self.tokens, num_kv_heads // num_groups
+        first_query, reach = context - real, context if window is None else window
+        first_run = cdiv(max(0, context - reach), tokens)
+        end_run = max(first_run, (first_query + 1) // tokens)
+        units = np.arange(first_run, end_run)
+        runs = _cached_rows(table, units, tokens, block_size, num_kv_heads)
+        positions = np.concatenate([
+            np.arange(max(0, first_query - reach + 1), min(context, first_run * tokens)),
+            np.arange(end_run * tokens, context),
+        ])  # fmt: skip
+        queries = first_query + np.arange(num_queries)
+        seen = (positions[:, None] <= queries) & (positions[:, None] > queries - reach)
+        seen &= np.arange(num_queries) < real
+        edges = _cached_rows(table, positions, 1, block_size, num_kv_heads)
+        units, runs = units[runs >= 0], runs[runs >= 0]
+        needed = (edges >= 0) & seen.any(1)
+        if whole_blocks:
+            runs = _in_whole_blocks(runs, units, block_size // tokens)
+        edges, seen = edges[needed], seen[needed]
+        if not len(runs) and not len(edges):
+            return
+        for group in range(num_groups):
+            rows_before = group * heads * block_size
+            own_runs = np.where(runs < 0, -1, runs + rows_before // tokens)
+            self._add(first_chain + group, own_runs, edges + rows_before, seen)
+
+
+def _cached_rows(
+    table: Array, units: Array, unit: int, block_size: int, num_kv_heads: int
+) -> Array:
+    """Rows of `unit` tokens of KV head 0 in the cache; -1 where the block is absent."""
+    per_block = block_size // unit
+    block = table[units // per_block].astype(np.int64)
+    rows = block * num_kv_heads * per_block + units % per_block
+    return np.where(block == UNUSED_BLOCK, -1, rows)
+
+
+def _in_whole_blocks(runs: Array, units: Array, per_block: int) -> Array:
+    """Runs in blocks of `per_block` places, -1 at those that are missing.
+
+    `units` counts the runs from the request's start: a table may name a block twice in a row.
+    """
+    entries, place = units // per_block, units % per_block
+    starts = np.flatnonzero(np.diff(entries, prepend=-1))
+    of_block = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(runs)))
+    placed = np.full((len(starts), per_block), -1, np.int64)
+    placed[of_block, place] = runs
+    return placed.ravel()
