@@ -6,6 +6,7 @@ Compiling and timing run in processes of their own: `NKI_ARTIFACTS_DIR` must be 
 imported, and AWS's timing library nrtpy cannot share an environment with nki.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -38,6 +39,22 @@ class Timing:
     p99_us: float
     min_us: float
     iterations: int
+
+
+def add_device_options(parser: argparse.ArgumentParser, calls: Path) -> None:
+    """Where a measurement keeps its calls, and which Python times them."""
+    parser.add_argument(
+        "--calls",
+        type=Path,
+        default=calls,
+        help="device: folder that keeps NEFFs, inputs and timings",
+    )
+    parser.add_argument(
+        "--nrtpy-python",
+        type=Path,
+        default=Path("nrtpy_venv/bin/python"),
+        help="device: Python of the environment with AWS's nrtpy",
+    )
 
 
 def require_device() -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from segattn import __version__
-from segattn.benchmarks.device.calls import ITERATIONS, DeviceError
+from segattn.benchmarks.device.calls import ITERATIONS, DeviceError, add_device_options
 from segattn.benchmarks.device.kernels import run_measured
+from segattn.benchmarks.kernels.documented import documented_lines
 from segattn.benchmarks.kernels.modelled import (
     COLUMNS,
     Functions,
@@ -183,6 +184,9 @@ def run_modelled(arguments: argparse.Namespace) -> int:
                 f"{modelled.label}: exact over auto {ratio:.2f} (limit {EXACT_LIMIT}), modelled",
                 highlight=False,
             )
+    if arguments.documented:
+        for line in documented_lines(functions, constants):
+            console.print(line, highlight=False, soft_wrap=True)
     if arguments.padding:
         ratio = padding_ratio(constants)
         met = met and ratio <= PADDING_LIMIT
@@ -232,22 +236,14 @@ def parser() -> argparse.ArgumentParser:
         "--sweep", action="store_true", help="more prior lengths for the picture of --json"
     )
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
-    made.add_argument(
-        "--calls",
-        type=Path,
-        default=Path("kernel_calls"),
-        help="device: folder that keeps NEFFs, inputs and timings",
-    )
-    made.add_argument(
-        "--nrtpy-python",
-        type=Path,
-        default=Path("nrtpy_venv/bin/python"),
-        help="device: Python of the environment with AWS's nrtpy",
-    )
+    add_device_options(made, Path("kernel_calls"))
     made.add_argument("--iterations", type=int, default=ITERATIONS, help="device: timed runs")
     made.add_argument("--profile", action="store_true", help="device: neuron-explorer as well")
     made.add_argument(
         "--padding", action="store_true", help="also compare a padded with a fitting bucket"
+    )
+    made.add_argument(
+        "--documented", action="store_true", help="also the other shapes of docs/kernels.md"
     )
     made.add_argument(
         "--exact", action="store_true", help="also compare softmax='exact' with 'auto'"

@@ -41,6 +41,18 @@ def _normal(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape, np.float32).astype(BF16)
 
 
+def _cache_dtype(fp8: bool) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = FP8 if fp8 else BF16
+    return dtype
+
+
+def _differences(block_size: int, fp8: bool, window: int | None) -> str:
+    """What a label says of a cache that is not bf16 in blocks of 32, and of a window."""
+    text = "" if block_size == 32 else f", blocks of {block_size}"
+    text += ", fp8" if fp8 else ""
+    return text if window is None else f"{text}, window {window}"
+
+
 @dataclass(frozen=True)
 class Prefill:
     """A chunk of a prompt after `prior` cached tokens; without prior it is a padded prefill."""
@@ -53,12 +65,16 @@ class Prefill:
     block_size: int = 32
     num_tokens: int | None = None
     """Real tokens among the rows; None = all."""
+    window: int | None = None
+    fp8: bool = False
+    """As in Decode; with a prior."""
 
     @property
     def label(self) -> str:
-        """Rows / prior / heads x head size."""
+        """Rows / prior, query heads x head size, block size, fp8, window."""
         tokens = "" if self.num_tokens is None else f" ({self.num_tokens} real)"
-        return f"{self.rows}/{self.prior}{tokens}, {self.q_heads}x{self.head_dim}"
+        label = f"{self.rows}/{self.prior}{tokens}, {self.q_heads}x{self.head_dim}"
+        return label + _differences(self.block_size, self.fp8, self.window)
 
     @property
     def kernel(self) -> str:
@@ -72,16 +88,19 @@ class Prefill:
     @property
     def model_flops(self) -> float:
         """4 head_dim FLOPs per head and visible pair."""
-        n = self._tokens
-        return 4.0 * self.q_heads * self.head_dim * (n * self.prior + n * (n + 1) / 2)
+        keys = self.prior + 1 + np.arange(self._tokens)
+        seen = keys if self.window is None else np.minimum(keys, self.window)
+        return 4.0 * self.q_heads * self.head_dim * float(seen.sum())
 
     @property
     def model_bytes(self) -> float:
-        """q, out and the keys and values of prior and chunk; the cache write without prior."""
+        """q, out, keys and values of the chunk and the visible prior; the write without prior."""
         row = self.head_dim * BF16.itemsize
         n = self._tokens
+        prior = self.prior if self.window is None else min(self.prior, self.window - 1)
+        cached = prior * _cache_dtype(self.fp8).itemsize / BF16.itemsize
         written = 0 if self.prior else n
-        return float(row * 2 * (n * self.q_heads + (self.prior + n + written) * self.kv_heads))
+        return float(row * 2 * (n * self.q_heads + (cached + n + written) * self.kv_heads))
 
     def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
         """A cache of just the blocks needed, in random order, plus block 0."""
@@ -91,17 +110,20 @@ class Prefill:
         caches = []
         for _ in range(2):
             tokens = np.full((num_blocks * size, kv, d), np.nan, np.float32).astype(BF16)
-            tokens[: self.prior] = _normal(rng, self.prior, kv, d)
+            hidden = 0 if self.window is None else max(0, self.prior - self.window + 1)
+            tokens[hidden : self.prior] = _normal(rng, self.prior - hidden, kv, d)
             cache = np.full((num_blocks + 1, kv, size, d), np.nan, np.float32).astype(BF16)
             cache[table] = tokens.reshape(num_blocks, size, kv, d).transpose(0, 2, 1, 3)
-            caches.append(cache)
+            caches.append(cache.astype(_cache_dtype(self.fp8)))
         chunk: dict[str, Any] = {
             name: _normal(rng, heads, self.rows, d)
             for name, heads in (("q", self.q_heads), ("k", kv), ("v", kv))
         }
         for array in chunk.values():
             array[:, n:] = np.nan
-        chunk.update(k_cache=caches[0], v_cache=caches[1])
+        chunk.update(k_cache=caches[0], v_cache=caches[1], sliding_window=self.window)
+        if self.fp8:
+            chunk.update(k_scale=1.0, v_scale=1.0)
         if self.prior:
             return {**chunk, "block_table": table, "prior_tokens": self.prior, "num_tokens": n}
         slots = np.full(self.rows, PAD_SLOT_ID, np.int32)
@@ -129,9 +151,7 @@ class Decode:
         """Batch x context, query heads / KV heads x head size, block size, fp8, window."""
         heads = f"{self.q_heads}" if self.kv_heads == 1 else f"{self.q_heads}/{self.kv_heads}"
         label = f"decode {self.batch}x{self.context}, {heads}x{self.head_dim}"
-        label += "" if self.block_size == 32 else f", blocks of {self.block_size}"
-        label += ", fp8" if self.fp8 else ""
-        return label if self.window is None else f"{label}, window {self.window}"
+        return label + _differences(self.block_size, self.fp8, self.window)
 
     @property
     def kernel(self) -> str:
@@ -146,18 +166,13 @@ class Decode:
     @property
     def model_bytes(self) -> float:
         """Visible keys and values, q and out."""
-        cache = self._visible * self.kv_heads * self._cache_dtype.itemsize
+        cache = self._visible * self.kv_heads * _cache_dtype(self.fp8).itemsize
         rows = 2 * self.batch * (cache + self.q_heads * BF16.itemsize)
         return float(rows * self.head_dim)
 
     @property
     def _visible(self) -> int:
         return self.context if self.window is None else min(self.context, self.window)
-
-    @property
-    def _cache_dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = FP8 if self.fp8 else BF16
-        return dtype
 
     def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
         """A cache of just the blocks needed, in random order, plus block 0.
@@ -171,8 +186,8 @@ class Decode:
         shape = (num_blocks + 1, self.kv_heads, self.block_size, self.head_dim)
         return {
             "q": _normal(rng, self.batch, self.q_heads, 1, self.head_dim),
-            "k_cache": _normal(rng, *shape).astype(self._cache_dtype),
-            "v_cache": _normal(rng, *shape).astype(self._cache_dtype),
+            "k_cache": _normal(rng, *shape).astype(_cache_dtype(self.fp8)),
+            "v_cache": _normal(rng, *shape).astype(_cache_dtype(self.fp8)),
             "block_tables": np.pad(tables, ((0, 0), (0, spare)), constant_values=UNUSED_BLOCK),
             "context_lens": np.full(self.batch, self.context, np.int32),
             "sliding_window": self.window,
@@ -188,11 +203,15 @@ class CacheWrite:
     kv_heads: int = 8
     head_dim: int = 128
     block_size: int = 32
+    first: int = 0
+    """Place of the first token in its block."""
 
     @property
     def label(self) -> str:
-        """rows, KV heads x head size."""
-        return f"write {self.rows}, {self.kv_heads}x{self.head_dim}"
+        """Rows, KV heads x head size, block size, where the first token goes."""
+        label = f"write {self.rows}, {self.kv_heads}x{self.head_dim}"
+        label += _differences(self.block_size, False, None)
+        return f"{label}, from {self.first} on" if self.first else label
 
     @property
     def kernel(self) -> str:
@@ -211,9 +230,9 @@ class CacheWrite:
 
     def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
         """Blocks in random order."""
-        num_blocks = num_blocks_for(self.rows, self.block_size)
+        num_blocks = num_blocks_for(self.first + self.rows, self.block_size)
         table = 1 + rng.permutation(num_blocks).astype(np.int32)
-        positions = np.arange(self.rows)
+        positions = self.first + np.arange(self.rows)
         size = self.block_size
         shape = (num_blocks + 1, self.kv_heads, size, self.head_dim)
         return {
@@ -223,3 +242,36 @@ class CacheWrite:
             "v_cache": np.zeros(shape, BF16),
             "slot_mapping": (table[positions // size] * size + positions % size).astype(np.int32),
         }
+
+
+@dataclass(frozen=True)
+class KeyColumns:
+    """A workload with a pre-transposed K cache."""
+
+    rows: Workload
+
+    @property
+    def label(self) -> str:
+        """That of the workload, and that keys are columns."""
+        return f"{self.rows.label}, key columns"
+
+    @property
+    def kernel(self) -> str:
+        """That of the workload."""
+        return self.rows.kernel
+
+    @property
+    def model_flops(self) -> float:
+        """Those of the workload."""
+        return self.rows.model_flops
+
+    @property
+    def model_bytes(self) -> float:
+        """Those of the workload."""
+        return self.rows.model_bytes
+
+    def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Those of the workload, with K blocks [head_dim, block_size]."""
+        given = self.rows.arguments(rng)
+        columns = np.ascontiguousarray(given["k_cache"].swapaxes(2, 3))
+        return {**given, "k_cache": columns, "k_pre_transposed": True}

@@ -18,6 +18,7 @@ from typing import Any
 from segattn import __version__
 from segattn.benchmarks.device.calls import (
     DeviceError,
+    add_device_options,
     compile_and_run,
     measure,
     require_device,
@@ -140,18 +141,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
     made.add_argument("--only", default="", help="experiments whose name contains this text")
     made.add_argument("--out", type=Path, help="write the results file here (needed on a device)")
-    made.add_argument(
-        "--calls",
-        type=Path,
-        default=Path("microbenchmark_calls"),
-        help="folder that keeps NEFFs, inputs and timings",
-    )
-    made.add_argument(
-        "--nrtpy-python",
-        type=Path,
-        default=Path("nrtpy_venv/bin/python"),
-        help="Python of the environment with AWS's nrtpy",
-    )
+    add_device_options(made, Path("microbenchmark_calls"))
     return made
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from segattn.benchmarks.command import main
 from segattn.benchmarks.kernels import command as kernels
+from segattn.benchmarks.kernels import documented
 from segattn.benchmarks.kernels.modelled import COLUMNS, model, public_functions, record
 from segattn.benchmarks.kernels.targets import TARGETS, Target
-from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, Prefill
+from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, KeyColumns, Prefill
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.trace import Dma
 
@@ -90,6 +91,20 @@ def test_the_exact_softmax_takes_at_most_twice_the_time(
     printed = capsys.readouterr().out
     ratio = float(printed.split("exact over auto ")[1].split()[0])
     assert 1.0 < ratio <= 2.0
+
+
+def test_the_other_shapes_of_the_page_are_modelled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels, "TARGETS", (Target(CacheWrite(128, kv_heads=1), 0.0),))
+    shapes = Prefill(128, 640, q_heads=1, window=300), KeyColumns(Decode(1, 512, block_size=128))
+    monkeypatch.setattr(documented, "DOCUMENTED", shapes)
+    assert main(["kernels", "--documented"]) == 0
+    windowed, columns = capsys.readouterr().out.splitlines()[-2:]
+    assert windowed.startswith("128/640, 1x128, window 300: modelled ")
+    assert float(windowed.split("exact over auto ")[1]) > 0
+    assert columns.startswith("decode 1x512, 8x128, blocks of 128, key columns: modelled ")
+    assert columns.endswith("% of the HBM rate")
 
 
 def test_a_filter_that_selects_nothing_names_the_rows(
