@@ -23,9 +23,6 @@ from segattn.reference.nki.regions import PSUM, SBUF
 from segattn.reference.nki.registers import VirtualRegister
 from segattn.reference.nki.tensor import NkiTensor
 
-INSTRUCTION_LIMIT = 20_000
-"""Most instructions of one core's program after unrolling."""
-
 WRITTEN = ("dst", "reduce_res")
 """How parameters begin that an instruction writes."""
 

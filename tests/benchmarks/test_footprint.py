@@ -166,7 +166,7 @@ def test_the_command_names_programs_that_are_too_large(
     assert len(accepted) == 3
     printed = capsys.readouterr().out
     assert str(max(row["num_instructions"] for row in accepted)) in printed
-    monkeypatch.setattr(command, "INSTRUCTION_LIMIT", 0)
+    monkeypatch.setattr(command, "instruction_limit", lambda: 0)
     assert main(arguments) == 1
     assert printed.count("over: ") == 0
     assert capsys.readouterr().out.count("over: write_kv_cache T") == 3
