@@ -6,7 +6,10 @@ Choose one with HYPOTHESIS_PROFILE. All are without deadline: no test judges by 
 """
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 for _name, _examples in {"dev": 25, "ci": 60, "deep": 2000}.items():
@@ -18,3 +21,11 @@ for _name, _examples in {"dev": 25, "ci": 60, "deep": 2000}.items():
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(autouse=True)
+def no_nki_left_behind() -> Iterator[None]:
+    """Another test's `install()` would refuse an `nki` that this test left in `sys.modules`."""
+    yield
+    left = [name for name in sys.modules if name.split(".")[0] in ("nki", "neuronxcc")]
+    assert left == [], "the test registered these modules and did not remove them"

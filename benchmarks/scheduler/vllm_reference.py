@@ -53,11 +53,11 @@ _MODEL = {
 
 @cache
 def _model_config() -> Any:
-    folder = Path(tempfile.mkdtemp(prefix="segattn_model_"))
-    (folder / "config.json").write_text(json.dumps(_MODEL))
-    return vllm_config.ModelConfig(
-        model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=1024
-    )
+    with tempfile.TemporaryDirectory(prefix="segattn_model_") as folder:
+        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        return vllm_config.ModelConfig(
+            model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=1024
+        )
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -68,16 +69,18 @@ def jit(function):
 
 
 @pytest.fixture
-def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, text in {"kernel_file.py": KERNELS, "helpers.py": HELPERS}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "nki").mkdir()
     (tmp_path / "nki" / "__init__.py").write_text(STUB)
     (tmp_path / "nki" / "language.py").write_text("affine_range = range")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("nki", "nki.language", "helpers", "kernel_file", "unknown_file"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path / "kernel_file.py"
+    names = ("nki", "nki.language", "helpers", "kernel_file", "unknown_file")
+    assert not sys.modules.keys() & set(names)
+    yield tmp_path / "kernel_file.py"
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def test_check_kernel_reports_the_kernel_and_not_its_neighbours(kernels: Path) -> None:
