@@ -202,8 +202,8 @@ def _check_bound(softmax: str, flags: Array) -> None:
     if softmax == "bounded" and flags.any():
         heads = np.flatnonzero(flags.any(0)).tolist()
         raise FloatingPointError(
-            f"softmax='bounded': row sums of the queries from head(s) {heads} on left the "
-            "accurate range; softmax='auto' falls back to the exact softmax"
+            f"softmax='bounded': row sums or results of the queries from head(s) {heads} on "
+            "left the accurate range; softmax='auto' falls back to the exact softmax"
         )
 
 

@@ -75,12 +75,12 @@ def attend_first_blocks(
     number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=number, value=0.0, engine=nisa.engine.gpsimd)
     nisa.activation(dst=number, op=nl.exp, data=number)
-    if rows.needs_mask:
+    if rows.is_exact:
         rows.write_constants()
     if prior is not None:
         prior.fetch_first()
     chunk.finish_sample()
-    if not rows.needs_mask:
+    if not rows.is_exact:
         estimate_shift(rows, chunk.chunk.keys, rows.tiles.row_tile(0), ones)
     others: list[Any] = []
     if prior is not None:

@@ -9,12 +9,14 @@ The shift c of a share is the largest of a sample of its scores minus HEADROOM (
 It is an estimate: other scores may be larger, other rows may see smaller ones only. What makes a
 result right is the check on the row sum l of every real row,
 
-    SMALLEST_SUM <= l <= LARGEST_SUM, and the row's output is finite:
+    SMALLEST_SUM <= l <= LARGEST_SUM, its output is finite,
+    and l >= SAFE_SUM or the values of the accumulator add up to SMALLEST_RESULT at least:
 
 every weight of a row has the one factor exp(-c), so what exp flushed to zero is below
-N * exp(-87) of a sum that is at least exp(-60), and an overflow shows as infinity or NaN. A row
-that fails raises the flag of its share, and the exact kernel runs instead. What the check cannot
-see is a product of such a weight with a value below some 1e-12 that fp32 flushes.
+N * exp(-87) of a sum that is at least exp(-60), and an overflow shows as infinity or NaN. Products
+of such a weight with a small value may be flushed, too; the third condition (share_result.py)
+bounds what is lost against what is there. A row that fails raises the flag of its share, and the
+exact kernel runs instead.
 """
 
 from dataclasses import dataclass
@@ -71,7 +73,7 @@ class BoundedRows(nl.NKIObject):
         d = tiles.d
         self.tiles = tiles
         self.scale = scale
-        self.needs_mask = False
+        self.is_exact = False
         self.scalar_is_free = False
         self.neg_shift = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         # P V of a block: row tiles per PSUM bank, whose end serves transposes, and its banks.
@@ -338,10 +340,8 @@ class BoundedRows(nl.NKIObject):
                 engine=engine,
             )
 
-    def over_partitions(self, column: nl.NkiTensor, op: Any) -> nl.NkiTensor:
-        """[1, 1] fp32: the maximum or minimum of a [128, 1] fp32 column."""
+    def over_partitions(self, column: nl.NkiTensor, op: Any, number: nl.NkiTensor) -> None:
+        """Set `number` [1, 1] to the maximum or minimum of a [128, 1] fp32 column."""
         row = self.spare(0, 1, 0, PARTITIONS, nl.float32)
         nisa.nc_transpose(dst=row, data=column, engine=nisa.engine.tensor)
-        number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=number, op=op, data=row, axis=1, keepdims=True)
-        return number

@@ -72,7 +72,7 @@ class ExactRows(nl.NKIObject):
         self.tiles = tiles
         self.chunk_scale = scale
         self.scale = ScoreScale(scale, -scale)
-        self.needs_mask = True
+        self.is_exact = True
         # With few row tiles a segment has few steps to prepare the next one beside. Two are as many
         # as may be: the values are written LAG steps after the start, which must come after the
         # steps in flight that read them.

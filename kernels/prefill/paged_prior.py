@@ -99,7 +99,7 @@ class PagedPrior(nl.NKIObject):
         in_pairs = True
         if self.kv_segment_size > TAIL_SEGMENT:
             size, num_bodies = whole_segment_size(
-                self.kv_segment_size, self.v_cache.shape[2], tiles.share, rows.needs_mask,
+                self.kv_segment_size, self.v_cache.shape[2], tiles.share, rows.is_exact,
                 element_bytes(self.dtype) * len(tiles.queries),
             )  # fmt: skip
             whole = self.whole_segments(size)

@@ -50,7 +50,7 @@ class PreparedSegment(nl.NKIObject):
         self.values = nl.ndarray((PARTITIONS, tokens * (d + 1)), dtype=prior.dtype, buffer=nl.sbuf)
         # MASKED where a token is absent, for rows that take an exact maximum.
         self.mask: nl.NkiTensor | None = None
-        if rows.needs_mask:
+        if rows.is_exact:
             self.mask = nl.ndarray((1, prior.segment_size), dtype=nl.bfloat16, buffer=nl.sbuf)
         self.k_rows = self.k_stage[0]
         self.row_steps = 0

@@ -15,6 +15,19 @@ LARGEST_SUM = 1.0e37
 LARGEST_SCALED_SUM = 1.0e31
 """The same under a v_scale, at least 1e-6: their quotient is a normal number, not flushed."""
 
+SAFE_SUM = 2.0**18
+"""More than there are keys, so that a sum of that much has a weight above 1, the largest one of an
+exact maximum: no more products are flushed than there."""
+
+SMALLEST_RESULT = 2.0**-90
+"""The least that the values of a row's accumulator may add up to, in magnitude, with a sum below
+SAFE_SUM. A flushed product is below 2^-126; with up to 2^18 of them in each of up to 2^8 columns
+the relative L2 error is below 2^18 * 2^8 * 2^-126 / 2^-90 = 2^-10."""
+
+SMALLEST_SCALED_RESULT = 2.0**-70
+"""The same where the chunk's values, products flushed, were divided by a v_scale of at least 1e-6.
+"""
+
 ROW_TILES_PER_STEP = 2
 """Tiles that one step normalises."""
 
@@ -43,16 +56,24 @@ class ShareResult(nl.NKIObject):
         self.sinks = sinks
         self.value_scale: float | nl.NkiTensor = 1.0
         self.largest_sum = LARGEST_SUM
+        self.smallest_result = SMALLEST_RESULT
         if value_scale is not None:
             self.value_scale = value_scale
             self.largest_sum = LARGEST_SCALED_SUM
+            self.smallest_result = SMALLEST_SCALED_RESULT
+        # One over the row sums, which include the sink; the factors of the accumulators; the sum of
+        # each row of the result.
+        self.reciprocal = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.inverse = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        # 1.0 where a real row's sum is not accurate; sum of each row of the result.
-        self.inaccurate = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.result_sum = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         heads = tiles.share.num_heads
         self.piece = max(1, BLOCK_TILES // heads)
         self.tiles_per_piece = self.piece * heads
+        self.last_piece = (tiles.num_tiles - 1) // self.tiles_per_piece * self.tiles_per_piece
+        # 1.0 where a real row's sum is not accurate or its result not finite, and where its
+        # result may lack products.
+        self.is_checked = not rows.is_exact
+        self.wrong = nl.ndarray((PARTITIONS, 2, tiles.num_tiles), dtype=nl.float32, buffer=nl.sbuf)
         self.results: list[nl.NkiTensor] = []
         # Steps that can be issued: first tile, the one after the last, and up to which tile the
         # factors are to be made before; 0: they are there.
@@ -97,20 +118,20 @@ class ShareResult(nl.NKIObject):
             self.factors(begin, factors_end)
         for t in range(begin, end):
             self.normalise(t, t % 2 < on_scalar)
+        if end == self.last_piece and self.is_checked:
+            self.check(0, end)
         if end == self.tiles.num_tiles or end % self.tiles_per_piece == 0:
             self.store((end - 1) // self.tiles_per_piece)
         self.done = self.done + 1
 
     def factors(self, first: int, end: int) -> None:
-        """The factor of each row's accumulator, and whether its sum is accurate.
+        """The factor of each row's accumulator.
 
-        The factor of a padding row is 0. Its query is zero, so its accumulator is finite unless the
+        That of a padding row is 0. Its query is zero, so its accumulator is finite unless the
         values are extreme; then the row is not finite, which raises the flag like any other.
         """
         shape = (PARTITIONS, end - first)
         total = self.tiles.sums(first, end)
-        trusted = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=trusted, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM)
         if self.sinks is not None:
             weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor(
@@ -120,21 +141,46 @@ class ShareResult(nl.NKIObject):
             nisa.activation(dst=weight, op=nl.exp, data=weight)
             nisa.tensor_tensor(dst=weight, data1=total, data2=weight, op=nl.add)
             total = weight
+        own = self.reciprocal[:, first:end]
+        nisa.tensor_scalar(dst=own, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
+        nisa.reciprocal(dst=own, data=own)
         nisa.scalar_tensor_tensor(
-            dst=trusted, data=total, op0=nl.less_equal, operand0=self.largest_sum, op1=nl.multiply,
-            operand1=trusted,
+            dst=self.inverse[:, first:end], data=own, op0=nl.multiply, operand0=self.value_scale,
+            op1=nl.multiply, operand1=self.tile_valid[:, first:end],
         )  # fmt: skip
-        valid = self.tile_valid[:, first:end]
+
+    def check(self, first: int, end: int) -> None:
+        """What is wrong with the normalised rows of some tiles; see bounded.py."""
+        shape = (PARTITIONS, end - first)
+        total = self.tiles.sums(first, end)
+        found = self.result_sum[:, first:end]
+        inaccurate = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        least = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        size = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
-            dst=self.inaccurate[:, first:end], data=trusted, op0=nl.less, operand0=0.5,
-            op1=nl.multiply, operand1=valid,
+            dst=inaccurate, data=total, op0=nl.greater_equal, operand0=SMALLEST_SUM,
+            op1=nl.multiply, operand1=self.reciprocal[:, first:end],
         )  # fmt: skip
-        inverse = self.inverse[:, first:end]
-        nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
-        nisa.reciprocal(dst=inverse, data=inverse)
         nisa.scalar_tensor_tensor(
-            dst=inverse, data=inverse, op0=nl.multiply, operand0=self.value_scale, op1=nl.multiply,
-            operand1=valid,
+            dst=least, data=total, op0=nl.less, operand0=SAFE_SUM, op1=nl.multiply,
+            operand1=self.inverse[:, first:end],
+        )  # fmt: skip
+        nisa.scalar_tensor_tensor(
+            dst=inaccurate, data=inaccurate, op0=nl.less, operand0=1.0 / self.largest_sum,
+            op1=nl.multiply, operand1=self.tile_valid[:, first:end],
+        )  # fmt: skip
+        nisa.scalar_tensor_tensor(
+            dst=size, data=found, op0=nl.multiply, operand0=-1.0, op1=nl.maximum, operand1=found
+        )
+        # Where the sum is finite and accurate, 0 * sum = 0 = inaccurate; NaN equals nothing.
+        nisa.scalar_tensor_tensor(
+            dst=self.wrong[:, 0, first:end], data=found, op0=nl.multiply, operand0=0.0,
+            op1=nl.not_equal, operand1=inaccurate,
+        )  # fmt: skip
+        # The sum of an accumulator's values times the row's factor is that of the result.
+        nisa.scalar_tensor_tensor(
+            dst=self.wrong[:, 1, first:end], data=least, op0=nl.multiply,
+            operand0=self.smallest_result, op1=nl.greater, operand1=size,
         )  # fmt: skip
 
     def normalise(self, t: int, on_scalar: bool) -> None:
@@ -178,18 +224,10 @@ class ShareResult(nl.NKIObject):
             )
 
     def write_flag(self, rows: BoundedRows, flag: nl.NkiTensor) -> None:
-        """Set flag [1, 1] int32 to 1 if a real row has an inaccurate sum or a result is not finite,
-        else to 0.
+        """Set flag [1, 1] int32 to 1 if a real row has an inaccurate sum, a result that is not
+        finite or one that may have lost flushed products, else to 0.
         """
-        # Where the sum is finite and accurate, 0 * sum = 0 = inaccurate.
-        right = nl.ndarray(self.result_sum.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=right, data=self.result_sum, op0=nl.multiply, operand0=0.0, op1=nl.equal,
-            operand1=self.inaccurate,
-        )  # fmt: skip
+        self.check(self.last_piece, self.tiles.num_tiles)
         worst = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=worst, op=nl.minimum, data=right, axis=1, keepdims=True)
-        number = rows.over_partitions(worst, nl.minimum)
-        nisa.tensor_scalar(
-            dst=flag, data=number, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
-        )
+        nisa.tensor_reduce(dst=worst, op=nl.maximum, data=self.wrong, axis=(1, 2), keepdims=True)
+        rows.over_partitions(worst, nl.maximum, flag)

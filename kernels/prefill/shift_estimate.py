@@ -45,7 +45,8 @@ def estimate_shift(
     if blocks > 1:
         each = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=each, op=nl.maximum, data=largest, axis=1, keepdims=True)
-    number = rows.over_partitions(each, nl.maximum)
+    number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    rows.over_partitions(each, nl.maximum, number)
     shift = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=shift, data=number, op0=nl.multiply, operand0=-rows.scale, op1=nl.add,
