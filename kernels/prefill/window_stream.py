@@ -55,7 +55,7 @@ def window_tiles(
 
 @dataclass
 class WindowWalk(nl.NKIObject):
-    """Where the next section to be read begins."""
+    """Where the next section begins that is read into one of the two sets of tiles."""
 
     tile: int
 
@@ -118,9 +118,9 @@ class WindowTokens(nl.NKIObject):
         shape = (PARTITIONS, self.tokens)
         return SegmentBlocks(nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf), None)
 
-    def new_walk(self) -> WindowWalk:
-        """Begin at the first section."""
-        return WindowWalk(self.begin_tile)
+    def new_walk(self, section: int) -> WindowWalk:
+        """Begin at a section, go on with every second one."""
+        return WindowWalk(self.begin_tile + section * self.tokens)
 
     def fetch_blocks(self, walk: WindowWalk, slots: SegmentBlocks) -> None:
         """Read the slots of a section, if there is one."""
@@ -193,8 +193,8 @@ class WindowTokens(nl.NKIObject):
         return columns
 
     def advance_block(self, walk: WindowWalk) -> None:
-        """Move on to the next section."""
-        walk.tile = walk.tile + self.tokens
+        """Move on to the next section of these tiles."""
+        walk.tile = walk.tile + 2 * self.tokens
 
 
 class WindowSections(nl.NKIObject):
@@ -205,9 +205,10 @@ class WindowSections(nl.NKIObject):
         self.tokens = tokens
         self.end_tile = tokens.end_tile
         self.num_sections = tokens.num_sections
-        walk = tokens.new_walk()
         self.segments: list[PreparedSegment] = []
-        for _ in range(min(2, self.num_sections)):
+        # Walks of their own: the first gathers of both sets are issued in any order.
+        for i in range(min(2, self.num_sections)):
+            walk = tokens.new_walk(i)
             self.segments.append(PreparedSegment(rows, tokens, walk, kv_head, False))
 
     def attend(self, scale: ScoreScale) -> None:

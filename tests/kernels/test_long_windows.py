@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.kernels import segmented_attention
-from segattn.kernels.prefill.window_stream import window_tiles
+from segattn.kernels.prefill.window_stream import TILES_PER_FETCH, window_tiles
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import (
     Options,
@@ -82,6 +82,27 @@ def test_a_window_above_4096_begins_in_the_middle_of_a_block(
     options = Options(window, True, None, False, 1, k_pre_transposed)
     compare(
         np.random.default_rng(3), (2, 1), 128, 100, prior, 64, 32, 0.1, ml_dtypes.bfloat16, options,
+        softmax=softmax,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "window", "rows", "softmax"),
+    [
+        (np.float32, 64, 2500, 128, "exact"),
+        (np.float32, 64, 2500, 512, "bounded"),
+        (ml_dtypes.bfloat16, 256, 2200, 128, "exact"),
+        (ml_dtypes.bfloat16, 256, 2200, 512, "bounded"),
+    ],
+)
+def test_three_sections_take_turns_in_two_sets_of_tiles(
+    dtype: npt.DTypeLike, d: int, window: int, rows: int, softmax: str
+) -> None:
+    first, end, tiles = window_tiles(window, rows, d, np.dtype(dtype).itemsize)
+    assert end - first == 3 * tiles and tiles > TILES_PER_FETCH
+    options = Options(window, False, None, False, 1, False)
+    compare(
+        np.random.default_rng(5), (1, 1), rows, rows, window + 100, d, 128, 0.0, dtype, options,
         softmax=softmax,
     )  # fmt: skip
 
