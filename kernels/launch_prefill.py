@@ -72,7 +72,7 @@ def padded_prefill(
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
-    check_writable_caches(k_rows, v_rows)
+    check_writable_caches(k_rows, v_rows, q=q_, k=k_, v=v_)
     check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
     check_written_rows(k_)

@@ -114,13 +114,16 @@ def check_caches(
         raise ValueError(f"k_cache: {k_cache.size} elements, must be below 2**31")
 
 
-def check_writable_caches(k_cache: Array, v_cache: Array) -> None:
-    """The caches can be written in place and do not overlap."""
+def check_writable_caches(k_cache: Array, v_cache: Array, **read: Array) -> None:
+    """The caches can be written in place and overlap neither each other nor what is read."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if not (cache.flags.c_contiguous and cache.flags.writeable):
             raise ValueError(f"{name}: strides {cache.strides}, must be C-contiguous and writeable")
     if np.may_share_memory(k_cache, v_cache):
         raise ValueError("v_cache: shares memory with k_cache, must be an array of its own")
+    for name, array in read.items():
+        if np.may_share_memory(array, k_cache) or np.may_share_memory(array, v_cache):
+            raise ValueError(f"{name}: shares memory with a cache, must be an array of its own")
 
 
 def check_chunk(q: Array, k: Array, v: Array) -> None:
@@ -169,6 +172,8 @@ def check_count(name: str, value: SupportsIndex, most: int) -> int:
 def check_scale(scale: float | None, head_dim: int) -> float:
     """The softmax scale: positive, its products stay in fp32; None is 1 / sqrt(head_dim)."""
     try:
+        if isinstance(scale, (str, bytes)):
+            raise TypeError("text is no number")
         value = head_dim**-0.5 if scale is None else float(scale)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"scale={scale!r}: must be a number, or None") from error

@@ -79,6 +79,7 @@ ATTENTION: list[tuple[str, Any, str]] = [
     ("scale", 1e60, r"scale=1e\+60: must be within 1e-12..1e"),
     ("scale", 10**400, "scale=1000*: must be a number, or None"),
     ("scale", "half", "scale='half': must be a number, or None"),
+    ("scale", "0.125", "scale='0.125': must be a number, or None"),
     ("scale", zeros(2), "scale=array.*: must be a number, or None"),
     ("softmax", "fast", "softmax='fast': must be one of auto, "),
     ("lnc", 3, "lnc=3: must be one of 1, 2"),
@@ -243,6 +244,26 @@ def test_caches_that_share_memory_are_refused(function: Callable[..., Any]) -> N
     call = prefill() if function is kernels.padded_prefill else write()
     call["v_cache"] = call["k_cache"]
     check_rejected(function, call, "v_cache: shares memory with k_cache")
+
+
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+@pytest.mark.parametrize(
+    ("function", "make", "name"),
+    [
+        (kernels.padded_prefill, prefill, "q"),
+        (kernels.padded_prefill, prefill, "k"),
+        (kernels.write_kv_cache, write, "k"),
+        (kernels.write_kv_cache, write, "v"),
+    ],
+)
+def test_rows_in_the_memory_of_a_cache_that_is_written_are_rejected(
+    function: Callable[..., Any], make: Callable[[], dict[str, Any]], name: str, cache: str
+) -> None:
+    call = make()
+    shape = zeros(H, S, D).shape if name == "q" else call["k"].shape
+    call["k_cache"], call["v_cache"] = zeros(2, 64, KV, BLOCK, D)
+    call[name] = call[cache].reshape(-1)[: int(np.prod(shape))].reshape(shape)
+    check_rejected(function, call, f"{name}: shares memory with a cache")
 
 
 def test_slots_of_another_block_size_are_refused_with_both_sizes() -> None:
