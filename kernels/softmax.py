@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from .backend import nisa, nl
 
-FLOOR = -(2.0**103)
-"""Scores (before the scale) below about -1e31 count as this."""
+FLOOR = -(2.0**106)
+"""Scores before the scale below about -8e31 count as this: -1e30 after 1 / sqrt(256) does not."""
 
 MASKED = -1.5e38
 """Added to the score of a key that a row does not see, at most twice: finite then, so that the

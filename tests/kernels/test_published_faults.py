@@ -96,17 +96,20 @@ def test_query_heads_read_their_kv_head_in_runs(num_q_heads: int, num_kv_heads: 
 
 
 @pytest.mark.parametrize("score", [-60000.0, -1e30])
+@pytest.mark.parametrize("scale", [1.0, 0.0625])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_very_negative_scores_still_beat_the_mask(score: float, dtype: npt.DTypeLike) -> None:
+def test_very_negative_scores_still_beat_the_mask(
+    score: float, scale: float, dtype: npt.DTypeLike
+) -> None:
     q, k, v = (np.zeros((1, ROWS, D), dtype) for _ in range(3))
-    q[..., 0], k[..., 0] = score, 1.0
+    q[..., 0], k[..., 0] = score, 1 / scale
     v[0, :2, 0], v[:, 2:] = [1.0, 3.0], np.nan
     caches = cache(1).astype(dtype), cache(1).astype(dtype)
-    out, _, _ = padded_prefill(q, k, v, *caches, no_slots(), 2, scale=1.0)
+    out, _, _ = padded_prefill(q, k, v, *caches, no_slots(), 2, scale=scale)
     assert out[0, 1, 0] == 2.0
     caches[0][0, 0, :2], caches[1][0, 0, :2] = k[0, :2], v[0, :2]
     table = np.zeros((1, 1), np.int32)
-    decoded = paged_decode(q[None, :, :1], *caches, table, np.array([2], np.int32), scale=1.0)
+    decoded = paged_decode(q[None, :, :1], *caches, table, np.array([2], np.int32), scale=scale)
     assert decoded[0, 0, 0, 0] == 2.0
 
 
