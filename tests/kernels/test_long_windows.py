@@ -99,7 +99,8 @@ def test_three_sections_take_turns_in_two_sets_of_tiles(
     dtype: npt.DTypeLike, d: int, window: int, rows: int, softmax: str
 ) -> None:
     first, end, tiles = window_tiles(window, rows, d, np.dtype(dtype).itemsize)
-    assert end - first == 3 * tiles and tiles > TILES_PER_FETCH
+    assert end - first == 3 * tiles
+    assert tiles > TILES_PER_FETCH
     options = Options(window, False, None, False, 1, False)
     compare(
         np.random.default_rng(5), (1, 1), rows, rows, window + 100, d, 128, 0.0, dtype, options,
