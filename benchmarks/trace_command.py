@@ -42,8 +42,9 @@ def main(argv: Sequence[str]) -> int:
         return 2
     constants = CostConstants.from_results(options.constants) if options.constants else BASE
     nki.install()
-    before = sys.argv
+    before, path = sys.argv, sys.path
     sys.argv = [str(options.script), *options.arguments]
+    sys.path = [str(options.script.resolve().parent), *path]  # as `python SCRIPT` has it
     failure: BaseException | None = None
     with Trace() as trace:
         try:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         except BaseException as error:  # raised again behind the report of what did run
             failure = error
         finally:
-            sys.argv = before
+            sys.argv, sys.path = before, path
     if not trace.launches and failure is None:
         print(f"error: {options.script} launched no NKI kernel", file=sys.stderr)
         return 2

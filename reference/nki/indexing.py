@@ -162,9 +162,13 @@ def _check_dynamic(t: Strided, keys: tuple[Any, ...]) -> None:
 
 def _integer(k: Any, dim: int, n: int) -> int:
     if type(k) is not int and (isinstance(k, bool) or not isinstance(k, SupportsIndex)):
+        instead = "a tensor index is t.select(dim, tensor) or .ap(scalar_offset=...)"
+        if isinstance(k, range):
+            step = "" if k.step == 1 else f":{k.step}"
+            instead = f"write {k.start}:{k.stop}{step} instead of a range"
         raise NkiValidationError(
             f"index {k!r} on dimension {dim}: allowed are integers, slices, Ellipsis, nl.ds and "
-            "registers; a tensor index is t.select(dim, tensor) or .ap(scalar_offset=...)"
+            f"registers; {instead}"
         )
     i = k.__index__()
     if i < -n or i >= n:

@@ -36,7 +36,7 @@ class _Loop:
             raise NkiValidationError("a dynamic loop inside nl.no_reorder() is not supported")
         self._record("begin", tuple([b.access for b in bounds if isinstance(b, VirtualRegister)]))
         self.outer = self.core.trips
-        self.trips = None if level("loop_state") == "off" else Trips(name)
+        self.trips = None if level("loop_state") == "off" else Trips(name, self.outer)
 
     def next_trip(self) -> None:
         """The body is about to run."""

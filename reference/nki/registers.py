@@ -52,11 +52,23 @@ class VirtualRegister(NKIObject):
         return self.state
 
     def set(self, value: int, instruction: str) -> None:
-        """Assign; NkiValidationError for the induction register of a loop."""
+        """Assign.
+
+        NkiValidationError for the induction register of a loop; rule loop_state for a register
+        that a nested loop carries from trip to trip (it does not compile, known issue of 0.4.0).
+        """
         if self.frozen:
             raise NkiValidationError(
                 f"{instruction}: dst is the induction register of a loop, which is read only; "
                 "copy it with register_alloc and register_move first"
+            )
+        trips = current().trips
+        if trips is not None and trips.carries(self, self.born):
+            violation(
+                "loop_state",
+                f"{instruction}: a register from outside of a nested dynamic loop ({trips.loop}) "
+                "is written in it, which does not compile; keep the value in a [1, 1] tile in "
+                "SBUF, or unroll the outer loop with range",
             )
         self.state = _wrap(value)
 

@@ -40,8 +40,8 @@ class Trips:
     """The trips of one running dynamic loop."""
 
     __slots__ = (
-        "adds", "after", "back", "condition", "first", "local", "loop", "names", "number", "outer",
-        "replaced", "reported", "start", "written",
+        "adds", "after", "back", "born", "condition", "first", "local", "loop", "names", "number",
+        "outer", "replaced", "reported", "start", "written",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Trips:
         self.outer = outer
         self.condition = condition
         """The register of a bare `while register:`."""
+        self.born = new_serial()
         self.first: list[Step] = []
         """The instructions of the first trip."""
         self.adds: dict[int, bool | None] = {}
@@ -83,6 +84,11 @@ class Trips:
         self._check_complete()
         for storage, view, origin in self.replaced:
             storage.forget_written(view, np.ones(view.layout.shape, np.bool_), origin)
+
+    def carries(self, register: object, born: int) -> bool:
+        """Whether a write of the register is carried from trip to trip of a nested loop."""
+        nested = self.outer is not None and born < self.born
+        return nested and register is not self.condition
 
     def inferred(self, adds: bool | None) -> None:
         """A matmul with accumulate=None is about to run; whether it adds (None: to a part)."""

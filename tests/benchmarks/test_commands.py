@@ -61,6 +61,14 @@ def test_trace_runs_a_script_and_names_bound_and_stalls(tmp_path: Path) -> None:
     assert timeline["otherData"]["kernel"] == "double"
 
 
+def test_trace_finds_the_modules_beside_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    (tmp_path / "kernels_beside.py").write_text(KERNEL)
+    script.write_text("import kernels_beside\n")
+    done = trace(str(script))
+    assert done.returncode == 0, done.stderr
+
+
 def test_trace_says_so_when_nothing_was_launched(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("x = 1")

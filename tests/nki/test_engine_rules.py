@@ -164,6 +164,19 @@ def test_instructions_of_trn3_say_so(name: str) -> None:
     num = sum(p.default is p.empty for p in parameters)
     with pytest.raises(NkiValidationError, match=rf"nisa\.{name} exists on trn3"):
         instruction(*[None] * num)
+    with pytest.raises(NkiValidationError, match=rf"nisa\.{name} exists on trn3"):
+        instruction(no_parameter=1)  # before its arguments are looked at
+
+
+def test_a_kernel_that_calls_an_instruction_of_trn3_is_told_so_before_its_arguments() -> None:
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        tile = nl.load(x)
+        nisa.activate2(dst=tile)
+        return x
+
+    with pytest.raises(NkiValidationError, match=r"nisa\.activate2 exists on trn3"):
+        kernel(floats(4, 4))
 
 
 def test_tensor_indirection_and_packed_dtypes_of_trn3_say_so() -> None:

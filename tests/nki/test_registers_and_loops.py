@@ -122,3 +122,38 @@ def test_a_dynamic_loop_inside_no_reorder_is_refused() -> None:
 
     with pytest.raises(NkiValidationError, match=r"inside nl\.no_reorder"):
         kernel()
+
+
+def test_a_nested_loop_does_not_carry_a_register() -> None:
+    def count_in(register: Any) -> None:
+        nisa.register_move(register, 1)  # the lint does not see which register this is
+
+    def nested(register: Any, _: Any) -> None:
+        nl.fori_loop(0, 2, lambda i: count_in(register))
+
+    @nki.jit
+    def carries() -> None:
+        register = nisa.register_alloc(0)
+        nl.fori_loop(0, 2, lambda i: nested(register, i))
+
+    @nki.jit
+    def once() -> None:
+        nested(nisa.register_alloc(0), 0)
+
+    @nki.jit
+    def of_the_trip() -> None:
+        nl.fori_loop(0, 2, lambda i: nl.fori_loop(0, 2, lambda j: count_in(nisa.register_alloc())))
+
+    @nki.jit
+    def of_the_outer_loop() -> None:
+        register = nisa.register_alloc(0)
+        nl.fori_loop(0, 2, lambda i: count_in(register))
+
+    with nki.strict(subset="off"):
+        with pytest.raises(NkiValidationError, match=r"nested dynamic loop.*\[1, 1\] tile"):
+            carries()
+        once()
+        of_the_trip()
+        of_the_outer_loop()
+        with nki.strict(loop_state="off"):
+            carries()

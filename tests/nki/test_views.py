@@ -168,6 +168,7 @@ def test_view_reinterprets_bits_and_scales_the_last_dimension() -> None:
         (lambda t: t[:, ::-1], "step -1; allowed >= 1"),
         (lambda t: t[:, nl.ds(1, 2)], r"nl\.ds\(1, 2\) leaves dimension 1 of size 2"),
         (lambda t: t[:, [0, 1]], "allowed are integers, slices"),
+        (lambda t: t[:, range(0, 4, 2)], r"write 0:4:2 instead of a range"),
         (lambda t: t[t], "a tensor index is"),
         (lambda t: t.permute((1, 0, 2, 3)), "the partition dimension must stay first"),
         (lambda t: t.permute((0, 1, 1, 2)), "no permutation"),

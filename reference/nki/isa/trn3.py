@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from ..errors import NkiValidationError
 from ..tensor import NkiTensor
 from .enums import reduce_cmd
 
 
-def _refuse(name: str, instead: str) -> NoReturn:
-    raise NkiValidationError(
-        f"nisa.{name} exists on trn3 (NeuronCore-v4) only, the target is trn2; use {instead}"
-    )
+def _trn3_only(instead: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Keep the signature and refuse every call, whatever its arguments."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def refuse(*_: object, **__: object) -> None:
+            raise NkiValidationError(
+                f"nisa.{function.__name__} exists on trn3 (NeuronCore-v4) only, the target is "
+                f"trn2; use {instead}"
+            )
+
+        return refuse
+
+    return decorate
 
 
+@_trn3_only("nc_matmul with fp8 operands")
 def nc_matmul_mx(
     dst: NkiTensor,
     stationary: NkiTensor,
@@ -27,16 +40,16 @@ def nc_matmul_mx(
     name: str | None = None,
 ) -> None:
     """Microscaled matmul: trn3 only."""
-    _refuse("nc_matmul_mx", "nc_matmul with fp8 operands")
 
 
+@_trn3_only("tensor_scalar with an fp8 destination")
 def quantize_mx(
     dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
 ) -> None:
     """Quantisation to MX formats: trn3 only."""
-    _refuse("quantize_mx", "tensor_scalar with an fp8 destination")
 
 
+@_trn3_only("activation")
 def activate2(
     dst: NkiTensor,
     op: Any,
@@ -54,9 +67,9 @@ def activate2(
     name: str | None = None,
 ) -> None:
     """Activation with two programmable operators: trn3 only."""
-    _refuse("activate2", "activation")
 
 
+@_trn3_only("activation(op=nl.exp)")
 def exponential(
     dst: NkiTensor,
     src: NkiTensor,
@@ -67,9 +80,8 @@ def exponential(
     name: str | None = None,
 ) -> None:
     """Exponential on the Vector Engine: trn3 only."""
-    _refuse("exponential", "activation(op=nl.exp)")
 
 
+@_trn3_only("rng and a tensor_scalar")
 def rand2(dst: NkiTensor, min: Any, max: Any, name: str | None = None) -> None:
     """Uniform random numbers: trn3 only."""
-    _refuse("rand2", "rng and a tensor_scalar")
