@@ -8,6 +8,7 @@ are in kernels of awslabs/nki-autotune whose throughput was measured on trn2.
 import ast
 from collections.abc import Iterator
 
+from .bindings import FUNCTION_TYPES
 from .finding import Finding, Kind
 from .scope import Rule, Scope, constant_int, is_none
 
@@ -45,7 +46,8 @@ _MIN_INT = -(2**31)
 
 def outside_the_subset(scope: Scope) -> Iterator[Finding]:
     """Statements and expressions that the guide's list does not have."""
-    for node in scope.nodes:
+    nested = isinstance(scope.module.scope_of(scope.function), FUNCTION_TYPES)
+    for node in scope.nodes if nested else [scope.function, *scope.nodes]:
         entry = _OUTSIDE.get(type(node))
         if entry is not None:
             rule, what, replacement = entry
@@ -112,10 +114,20 @@ def wide_integers(scope: Scope) -> Iterator[Finding]:
             yield scope.report(Kind.REJECTED, "wide-integer", node, message, "32-bit integers")
 
 
+def literals(scope: Scope) -> Iterator[Finding]:
+    """Values are None, bool, int, float and str."""
+    for node in scope.of(ast.Constant):
+        if isinstance(node.value, bytes | complex):
+            message = f"{type(node.value).__name__} literal: no value of NKI"
+            use = "a string, or floats for the two parts"
+            yield scope.report(Kind.REJECTED, "literal", node, message, use)
+
+
 RULES: tuple[Rule, ...] = (
     outside_the_subset,
     identity,
     with_blocks,
     dict_keys,
     wide_integers,
+    literals,
 )
