@@ -101,6 +101,7 @@ class RequestPool:
         False, nothing changed, while requests own blocks, unless `reset_running_requests`: then
         these are preempted, and tokens of theirs that are still in flight will be dropped.
         """
+        check_kind("reset_running_requests", reset_running_requests, bool)
         with self._transaction:
             if reset_running_requests:
                 self._record_running()

@@ -27,6 +27,7 @@ class StepUpdate(RequestPool):
         outputs = []
         ended = []
         drafts = scheduler_output.scheduled_spec_decode_tokens
+        reached: dict[str, int] = {}
         touched: list[tuple[Request, int, int]] = []
         with self._transaction:
             self._transaction.record((_restore_tokens, touched))
@@ -48,6 +49,14 @@ class StepUpdate(RequestPool):
                         f"sampled_token_ids={tokens} of {request_id!r}: must be at most "
                         f"{1 + num_drafts} tokens, so many the step samples"
                     )
+                if request.num_output_tokens == 0:
+                    reached = reached or _tokens_reached(scheduler_output)
+                    if reached[request_id] < request.num_prompt_tokens:
+                        raise ValueError(
+                            f"sampled_token_ids={tokens} of {request_id!r}: must be empty, the "
+                            f"step computes {reached[request_id]} of {request.num_prompt_tokens} "
+                            "prompt tokens"
+                        )
                 if request.async_tokens_to_discard > 0:
                     self._discard_tokens(request, 1 + num_drafts)
                     continue
@@ -145,6 +154,17 @@ def _restore_tokens(touched: list[tuple[Request, int, int]]) -> None:
         request.num_output_placeholders = num_output_placeholders
 
 
+def _tokens_reached(scheduler_output: SchedulerOutput) -> dict[str, int]:
+    """Computed tokens of each scheduled request after the step."""
+    scheduled, cached = (
+        scheduler_output.num_scheduled_tokens,
+        scheduler_output.scheduled_cached_reqs,
+    )
+    before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    before |= {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+    return {request_id: before[request_id] + scheduled[request_id] for request_id in scheduled}
+
+
 def _check_token(request: Request, token: int) -> None:
     try:
         pack_tokens([token])
@@ -173,4 +193,6 @@ def _sampled(
     if req_ids == list(scheduled):
         return zip(req_ids, tokens, strict=True)
     by_id = dict(zip(req_ids, tokens, strict=True))
+    if len(by_id) < len(req_ids):
+        raise ValueError(f"model_runner_output.req_ids={req_ids}: must name each request once")
     return ((request_id, by_id.get(request_id)) for request_id in scheduled)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from segattn.scheduler import (
+    AsyncScheduler,
     DraftTokenIds,
     ModelRunnerOutput,
     NeuronAsyncScheduler,
@@ -211,3 +212,32 @@ def test_an_id_that_ended_before_is_still_reported_when_its_second_end_fails(
     with pytest.raises(ZeroDivisionError):
         scheduler.finish_requests(["a", "b"], RequestStatus.FINISHED_ABORTED)
     assert scheduler.schedule().finished_req_ids == {"a"}
+
+
+@pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler])
+def test_a_token_before_the_prompt_is_computed_is_refused(kind: type[Scheduler]) -> None:
+    scheduler = make(kind, max_num_batched_tokens=4)
+    scheduler.add_request(Request("a", list(range(6)), 2))
+    first = scheduler.schedule()
+    last = scheduler.schedule()  # in flight at the same time
+    with pytest.raises(ValueError, match="must be empty, the step computes 4 of 6 prompt tokens"):
+        scheduler.update_from_output(first, ModelRunnerOutput(["a"], [[7]]))
+    scheduler.update_from_output(first, ModelRunnerOutput(["a"], [[]]))
+    (output,) = scheduler.update_from_output(last, ModelRunnerOutput(["a"], [[7]]))
+    assert output.new_token_ids == [7]
+    scheduler.check_integrity()
+
+
+def test_an_output_that_names_a_request_twice_is_refused() -> None:
+    scheduler = make()
+    scheduler.add_request(Request("a", [1, 2, 3], 2))
+    step = scheduler.schedule()
+    with pytest.raises(ValueError, match="must name each request once"):
+        scheduler.update_from_output(step, ModelRunnerOutput(["a", "a"], [[7], [8]]))
+    assert scheduler.requests["a"].output_token_ids == []
+
+
+def test_a_flag_is_true_or_false() -> None:
+    scheduler: Any = make()
+    with pytest.raises(TypeError, match="reset_running_requests='no': must be bool"):
+        scheduler.reset_prefix_cache("no")
