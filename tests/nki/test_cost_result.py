@@ -144,6 +144,21 @@ def test_perfetto_has_a_track_per_engine_and_queue_and_a_span_per_step(tmp_path:
         assert all(b >= e - 1e-9 for b, e in zip(begins[1:], ends[:-1], strict=True))
 
 
+def test_perfetto_shows_dmas_of_one_queue_that_run_at_the_same_time_one_after_the_other() -> None:
+    stream = Stream()
+    for rows, columns in ((8, 4096), (128, 512)):  # the first keeps one of the 16 engines busy
+        stream.load(tile(rows, columns), hbm(rows, columns), "sync")
+    result = stream.evaluate()
+    first, second = result.timings
+    end = (first.done - BASE.dma_semaphore_ns) / 1e3
+    assert second.transfer_start / 1e3 < end
+    spans = [e for e in perfetto_trace(result)["traceEvents"] if e["ph"] == "X"]
+    shown, later = [e for e in spans if e["name"] == "dma_copy"]
+    assert later["ts"] == pytest.approx(shown["ts"] + shown["dur"])
+    assert later["ts"] == pytest.approx(end)
+    assert later["args"]["transfer_start_us"] == second.transfer_start / 1e3
+
+
 def test_measured_constants_replace_single_fields(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"constants": {"scalar_overhead_cycles": 200}, "device": "trn2"}))

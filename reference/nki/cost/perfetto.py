@@ -57,7 +57,9 @@ def perfetto_trace(result: CostResult) -> dict[str, Any]:
     """Chrome trace-event JSON: a process per core, a thread per engine and per DMA queue.
 
     Times are microseconds. A DMA is shown on its queue while the DMA engines work on it, and on
-    the engine that issues it for as long as that holds the engine.
+    the engine that issues it for as long as that holds the engine. Some engines of a queue begin
+    with a DMA while others still work on the one before; as spans of one track may not overlap, it
+    is shown from the end of that one (`transfer_start_us` is when it began).
     """
     tracks = {stream: number for number, stream in enumerate(_track_names(result), start=1)}
     events: list[dict[str, Any]] = []
@@ -82,13 +84,18 @@ def perfetto_trace(result: CostResult) -> dict[str, Any]:
             }
         )
 
+    shown_until: dict[Stream, float] = {}
     for step, timing in zip(result.plan.steps, result.timings, strict=True):
         args = _arguments(step, timing)
         if step.queue is None:
             span(step.stream, _name(step), timing.start, timing.free, args)
             continue
         end = timing.done - result.constants.dma_semaphore_ns
-        span(step.queue, _name(step), timing.transfer_start, end, args)
+        before = shown_until.get(step.queue, 0.0)
+        start = min(max(timing.transfer_start, before), end)
+        shown_until[step.queue] = max(before, end)
+        args["transfer_start_us"] = timing.transfer_start / 1e3
+        span(step.queue, _name(step), start, end, args)
         if step.stream != step.queue:
             span(step.stream, f"issue {_name(step)}", timing.start, timing.free, args)
     total = {"modelled_us": result.modelled_us, "kernel": result.launch.kernel}
