@@ -100,7 +100,7 @@ def paged_decode(
     )  # fmt: skip
     out = backend.run(
         paged_decode_kernel, lnc, q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(),
-        shape.heads, shape.tokens, check_scale(scale, head_dim),
+        shape.heads, shape.tokens, shape.slots, check_scale(scale, head_dim),
         check_sinks(read_optional(kind, sinks), num_q_heads),
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), *plan.key_arrays(),

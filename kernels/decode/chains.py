@@ -1,32 +1,22 @@
-"""The chains of a decode step: the cached tokens that they see, in slots and besides (plan.py)."""
+"""The chains of a decode step: the cached tokens that they see, in runs and besides (plan.py)."""
 
 import numpy as np
 
 from ...reference.paging import UNUSED_BLOCK, cdiv
-from ..tile_schedule import PARTITIONS
 from ..validation import Array
 from .shape import DecodeShape
 
 
 class Chains:
-    """Slots and edge tokens of all chains, in order."""
+    """Runs and edge tokens of the chains that see something."""
 
     def __init__(self, shape: DecodeShape, num_chains: int) -> None:
-        self.runs: list[Array] = []
-        """[n, 128] rows of the runs of each chain's n slots."""
+        self.runs: dict[int, Array] = {}
+        """Rows of the runs of each chain."""
         self.edges: dict[int, tuple[Array, Array]] = {}
         """Rows [e] of a chain's edge tokens and who sees them [e, T]."""
-        self.num_slots = np.zeros(num_chains, np.int64)
+        self.num_chains = num_chains
         self.tokens = shape.tokens
-
-    def _add(self, chain: int, runs: Array, edge_rows: Array, edge_seen: Array) -> None:
-        """Append a chain that sees something."""
-        count = max(1, cdiv(len(runs), PARTITIONS))
-        rows = np.full(count * PARTITIONS, -1, np.int64)
-        rows[: len(runs)] = runs
-        self.runs.append(rows.reshape(count, PARTITIONS))
-        self.edges[chain] = edge_rows, edge_seen
-        self.num_slots[chain] = count
 
     def add_request(
         self,
@@ -66,7 +56,8 @@ class Chains:
         for group in range(num_groups):
             rows_before = group * heads * block_size
             own_runs = np.where(runs < 0, -1, runs + rows_before // tokens)
-            self._add(first_chain + group, own_runs, edges + rows_before, seen)
+            self.runs[first_chain + group] = own_runs
+            self.edges[first_chain + group] = edges + rows_before, seen
 
 
 def _cached_rows(

@@ -15,9 +15,10 @@ from .tensors import DecodeBuffers, DecodeTensors, packed_tokens
 
 @dataclass
 class TurnedKeys(nl.NKIObject):
-    """Key chunks first .. first + count - 1 that PE has transposed."""
+    """Key chunks first .. first + count - 1: transposed in PSUM, then in SBUF."""
 
-    keys: nl.NkiTensor  # [features, count * 128] SBUF
+    keys: nl.NkiTensor | None  # [features, count * 128]; None in PSUM of keys that come in columns
+    width: int  # features
     first: int
     count: int
     edges: bool
@@ -58,19 +59,15 @@ class DecodeKeys(nl.NKIObject):
         self.slot_chunks = tensors.heads * tokens // self.pack * self.parts
         self.edge_chunks = stage.edge_tiles * tensors.heads * self.parts
         self.turned: list[TurnedKeys] = []
+        self.ready: list[TurnedKeys] = []
 
-    def turn(self, chunks: list[nl.NkiTensor], engine: nisa.engine) -> nl.NkiTensor:
-        """Chunks [128 keys, elements] as columns [elements, chunks * 128] in SBUF."""
-        buffers = self.buffers
-        width = chunks[0].shape[1]
-        bank = buffers.next_bank(buffers.dtype)
+    def turn(self, chunks: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Chunks [128 keys, elements] as columns [elements, chunks * 128] in PSUM."""
+        bank = self.buffers.next_bank(self.buffers.dtype)
         for i in range(len(chunks)):
             turned = bank[0 : chunks[i].shape[1], i * PARTITIONS : (i + 1) * PARTITIONS]
             nisa.nc_transpose(dst=turned, data=chunks[i], engine=nisa.engine.tensor)
-        columns = len(chunks) * PARTITIONS
-        keys = buffers.next_keys()
-        nisa.tensor_copy(dst=keys[0:width, 0:columns], src=bank[0:width, 0:columns], engine=engine)
-        return keys
+        return bank
 
     def chunk(self, stage: nl.NkiTensor, first: int, count: int) -> nl.NkiTensor:
         """Elements of a staging tile [128, ...] that are transposed: pairs of fp8 as one."""
@@ -152,8 +149,15 @@ class DecodeKeys(nl.NKIObject):
         slot_banks = (self.slots * self.slot_chunks + per_bank - 1) // per_bank
         return slot_banks + (self.edge_chunks + per_bank - 1) // per_bank
 
-    def turn_bank(self, bank: int, engine: nisa.engine) -> None:
-        """Transpose a bank of key chunks; the engine brings them to SBUF."""
+    def slots_of_banks(self, banks: int) -> int:
+        """Slots whose last chunk is in the first banks; the edge tokens count as one."""
+        if banks == self.banks():
+            return self.slots + 1
+        chunks = banks * self.buffers.chunks_per_bank()
+        return min(self.slots, chunks // self.slot_chunks)
+
+    def turn_bank(self, bank: int) -> None:
+        """Transpose a bank of key chunks."""
         per_bank, parts, d = self.buffers.chunks_per_bank(), self.parts, self.d
         total = self.slots * self.slot_chunks
         slot_banks = (total + per_bank - 1) // per_bank
@@ -165,14 +169,8 @@ class DecodeKeys(nl.NKIObject):
             total = self.edge_chunks
             pack = 1
         count = min(per_bank, total - first)
-        present = self.stage.present
-        if present is not None:
-            keys = self.buffers.next_keys()
-            if edges:
-                self.select_edges(present, first, count, keys)
-            else:
-                self.select_keys(present, first, count, keys)
-            self.turned.append(TurnedKeys(keys, first, count, edges))
+        if self.stage.present is not None:
+            self.turned.append(TurnedKeys(None, PARTITIONS, first, count, edges))
             return
         chunks: list[nl.NkiTensor] = []
         for chunk in range(first, first + count):
@@ -186,7 +184,28 @@ class DecodeKeys(nl.NKIObject):
             if parts > 1:
                 width = min(PARTITIONS, d - inner % parts * PARTITIONS)
             chunks.append(self.chunk(stage, column, width))
-        self.turned.append(TurnedKeys(self.turn(chunks, engine), first, count, edges))
+        width = chunks[0].shape[1]
+        self.turned.append(TurnedKeys(self.turn(chunks), width, first, count, edges))
+
+    def copy_bank(self, engine: nisa.engine) -> None:
+        """Bring the bank that was transposed first to SBUF."""
+        turned = self.turned[0]
+        self.turned.remove(turned)
+        keys = self.buffers.next_keys()
+        listed = self.stage.present
+        if turned.keys is not None:
+            columns = turned.count * PARTITIONS
+            nisa.tensor_copy(
+                dst=keys[0 : turned.width, 0:columns],
+                src=turned.keys[0 : turned.width, 0:columns],
+                engine=engine,
+            )
+        elif listed is not None:
+            if turned.edges:
+                self.select_edges(listed.tile, turned.first, turned.count, keys)
+            else:
+                self.select_keys(listed.tile, turned.first, turned.count, keys)
+        self.ready.append(TurnedKeys(keys, turned.width, turned.first, turned.count, turned.edges))
 
     def query_parts(self, chunk: int) -> list[int]:
         """Parts of the queries that meet a chunk: both of a pair's, else the chunk's own."""

@@ -2,13 +2,13 @@
 
 A *chain* is one request on `heads` KV heads: its `rows` query rows share keys and softmax sums. A
 cached token is *common* if every row of the chain sees it. Runs of `tokens` common tokens that
-lie in one block go 128 at a time into *slots*; the at most a few tokens besides, on the causal and
-on the window's edge, are the chain's *edge* tokens, gathered one by one and masked row by row. So
-no unused row of the cache is ever read, absent blocks cost nothing, and a full slot needs no mask.
+lie in one block go 128 at a time into *slots*, which chains may share; the at most a few tokens
+besides, on the causal and on the window's edge, are the chain's *edge* tokens, gathered one by one
+and masked row by row. So no unused row of the cache is ever read, and absent blocks cost nothing.
 
-Slots follow each other chain by chain. Two cores take half of them each; a chain that both have
-slots of comes last on either, so that they end with its two partial sums. `slots` of them make a
-group, `groups` a trip of the kernel's loop.
+Chains follow each other (spans.py). Two cores take half of the slots each; a chain that both have
+runs of comes last on either, so that they end with its two partial sums. `slots` of them make a
+group, which is a trip of the kernel's loop.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from ..tile_schedule import PARTITIONS
 from ..validation import Array
 from .chains import Chains
 from .shape import DecodeShape
+from .spans import Runs, pack_cores
 
 PARTITION_OF = np.arange(PARTITIONS) % 16 * 8 + np.arange(PARTITIONS) // 16
 """Partition of the i-th run of a slot: a DMA engine serves 8 partitions, and a slot that is not
@@ -30,39 +31,43 @@ full should keep all 16 busy."""
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """Arrays of the kernel. C cores, L = trips (one more to prefetch if there are several)."""
+    """Arrays of the kernel. C cores, L = most groups (two more to prefetch if there are several).
+
+    S slots of a group, N = S * slot_spans of its spans.
+    """
 
     shape: DecodeShape
-    num_trips: Array
-    """[C, 2] int32: trips with work, the first always; whether there is a second."""
+    num_groups: Array
+    """[C, 1] int32: groups with work, the first always."""
     gather_rows: Array
-    """[C * L, groups, 128, slots + edge_tiles] int32: run of each slot, token of each edge tile."""
+    """[C * L, 128, S + edge_tiles] int32: run of each slot, token of each edge tile."""
     chains: Array
-    """[C * L, groups, 2 * slots] int32: chain and head group of each slot."""
+    """[C * L, 2 * N] int32: chain and head group of each span."""
     absent: Array
-    """[C * L, groups, 128 * slots] bf16: 0, or MASKED for a partition without a run."""
+    """[C * L, 128 * N] bf16: 0, or MASKED for a partition without a run of the span."""
     edge_seen: Array
-    """[C * L, groups, 128, edge_tiles * slots * T] uint8: which query sees the edge token."""
+    """[C * L, 128, edge_tiles * N * T] uint8: which query sees the edge token."""
     begins: Array
-    """[C * L, groups, slots] fp32: 0, or MASKED where a chain begins."""
+    """[C * L, 1 + N] fp32: MASKED, since no row goes on in the next one; then 0, or MASKED where a
+    chain begins."""
     out_rows: Array
-    """[C * L, groups, slots * rows] int32: where a chain's result goes after its last slot."""
+    """[C * L, N * rows] int32: where a chain's result goes after its last span."""
     real_rows: Array
-    """[C * L, groups, slots * rows] uint8: rows of real queries."""
+    """[C * L, N * rows] uint8: rows of real queries."""
     shared_chain: Array
-    """[C, 1, 2] int32: the chain that both cores have slots of, any if there is none."""
+    """[C, 1, 2] int32: the chain that both cores have runs of, any if there is none."""
     shared_out_rows: Array
     """[C, 1, rows] int32: where core 0 stores the shared chain's result."""
     shared_real_rows: Array
     """[C, 1, rows] uint8."""
     empty_chains: Array
-    """[C, 128 * n] int32: chains without slots, whose output is zero."""
+    """[C, 128 * n] int32: chains that see nothing, whose output is zero."""
     key_blocks: Array | None
-    """[C * L, groups, slots * (n + edge_runs)] int32: the n blocks of each slot, counted per KV
-    head, then the runs of its edge tokens, in units of `tokens` elements; -1 where absent. This
+    """[C * L, S * n + N * edge_runs] int32: the n blocks of each slot, counted per KV head, then
+    the runs of the edge tokens of each span, in units of `tokens` elements; -1 where absent. This
     and the next with a pre-transposed K cache only."""
     present: Array | None
-    """[C * L, groups, 128 * (slots + edge_tiles)] uint8: whether a partition has a run or token."""
+    """[C * L, 128 * (S + edge_tiles)] uint8: whether a partition has a run or token."""
 
     def key_arrays(self) -> tuple[Array, ...]:
         """The arrays for a pre-transposed K cache, in the order of the kernel's arguments."""
@@ -73,14 +78,14 @@ class DecodePlan:
     def arrays(self) -> tuple[Array, ...]:
         """The arrays in the order of the kernel's arguments."""
         return (
-            self.num_trips, self.gather_rows, self.chains, self.absent, self.edge_seen,
+            self.num_groups, self.gather_rows, self.chains, self.absent, self.edge_seen,
             self.begins, self.out_rows, self.real_rows, self.shared_chain, self.shared_out_rows,
             self.shared_real_rows, self.empty_chains,
         )  # fmt: skip
 
 
 class _Layout:
-    """Puts the slots of all chains into trips and groups."""
+    """Puts the spans of all chains into groups."""
 
     def __init__(
         self,
@@ -88,13 +93,12 @@ class _Layout:
         chains: Chains,
         query_lens: Array,
         num_queries: int,
-        num_groups: int,
+        num_groups: int,  # of KV heads
         num_cores: int,
     ) -> None:
         self.shape, self.chains, self.num_groups = shape, chains, num_groups
         self.num_queries, self.num_cores = num_queries, num_cores
-        self.length = shape.trips + (shape.trips > 1)
-        self.slots = shape.groups * shape.slots * self.length
+        self.length = shape.groups + 2 * (shape.groups > 1)
         real = np.arange(num_queries) < query_lens[:, None]
         per_request = np.repeat(real[:, None], shape.rows // num_queries, 1)
         self.real = np.repeat(per_request.reshape(len(query_lens), shape.rows), num_groups, 0)
@@ -103,60 +107,68 @@ class _Layout:
     def plan(self, block_size: int, transposed_features: int | None) -> DecodePlan:
         """All arrays."""
         shape, chains, cores = self.shape, self.chains, self.num_cores
-        every_run = np.concatenate([np.empty((0, PARTITIONS), np.int64), *chains.runs])
-        chain_of = np.repeat(np.arange(len(chains.num_slots)), chains.num_slots)
-        orders, shared = self._shares(chain_of)
-        runs = np.full((cores, self.slots, PARTITIONS), -1, np.int32)
-        chain = np.zeros((cores, self.slots), np.int32)
-        begins = np.zeros((cores, self.slots), np.float32)
-        ends = np.zeros((cores, self.slots), bool)
-        last_slot = np.cumsum(chains.num_slots) - 1
-        edge_slots: list[tuple[int, int, int]] = []  # core, slot, chain
-        for core, order in enumerate(orders):
-            n = len(order)
-            own = chain_of[order]
-            runs[core, :n, PARTITION_OF] = every_run[order].T
-            chain[core, :n] = own
-            chain[core, n:] = own[-1] if n else 0
-            begins[core, :n] = np.where(np.diff(own, prepend=-1) != 0, MASKED, 0)
-            is_last = order == last_slot[own]
-            ends[core, :n] = is_last & (own != shared)
-            edge_slots += [(core, int(i), int(own[i])) for i in np.flatnonzero(is_last)]
-        edge_rows, edge_seen, edge_runs = self._edges(edge_slots)
-        lead = (cores * self.length, shape.groups)
-        rows = chain[..., None] * shape.rows + np.arange(shape.rows)
+        pieces = [Runs(chain, 0, len(runs)) for chain, runs in chains.runs.items()]
+        spans_of_core, shared = pack_cores(pieces, shape.slot_spans, cores)
+        slots, spans = self.length * shape.slots, self.length * shape.spans
+        runs = np.full((cores, slots, PARTITIONS), -1, np.int64)
+        absent = np.full((cores, spans, PARTITIONS), MASKED, ml_dtypes.bfloat16)
+        chain_of = np.zeros((cores, spans), np.int64)
+        begins = np.zeros((cores, spans), np.float32)
+        ends = np.zeros((cores, spans), bool)
+        edge_spans: list[tuple[int, int, int]] = []  # core, span, chain
+        used = np.ones(cores, np.int64)
+        for core, own in enumerate(spans_of_core):
+            before = -1
+            for slot, number, place, (chain, first, length) in own:
+                span = slot * shape.slot_spans + number
+                taken = chains.runs[chain][first : first + length]
+                runs[core, slot, place : place + length] = taken
+                absent[core, span, PARTITION_OF[place + np.flatnonzero(taken >= 0)]] = 0
+                # Spans without runs belong to the chain before them.
+                chain_of[core, span:] = chain
+                if chain != before:
+                    begins[core, span] = MASKED
+                if first + length == len(chains.runs[chain]):
+                    edge_spans.append((core, span, chain))
+                    ends[core, span] = chain != shared
+                before = chain
+            if own:
+                used[core] = cdiv(own[-1].slot + 1, shape.slots)
+        edge_rows, edge_seen, edge_runs = self._edges(edge_spans)
+        entries = cores * self.length
+        rows = chain_of[..., None] * shape.rows + np.arange(shape.rows)
         out_rows = np.where(ends[..., None], rows, -1).astype(np.int32)
-        by_slot = runs.reshape(*lead, shape.slots, PARTITIONS).swapaxes(2, 3)
+        by_slot = np.empty_like(runs)
+        by_slot[..., PARTITION_OF] = runs
         key_blocks: Array | None = None
         present: Array | None = None
         if transposed_features is not None:
             per_block = block_size // shape.tokens
             in_slot = PARTITIONS // per_block
-            slot_blocks = np.full((cores, self.slots, in_slot), -1, np.int32)
-            blocks = (every_run // per_block).reshape(-1, in_slot, per_block).max(2)
-            for core, order in enumerate(orders):
-                slot_blocks[core, : len(order)] = blocks[order]
+            blocks = (runs // per_block).reshape(entries, -1, in_slot, per_block).max(3)
             units = edge_runs // per_block * (per_block * transposed_features)
-            units = np.where(edge_runs < 0, -1, units + edge_runs % per_block).astype(np.int32)
-            key_blocks = np.concatenate([slot_blocks.reshape(*lead, -1), units], axis=2)
-            edges = (edge_rows >= 0).swapaxes(2, 3).reshape(*lead, -1)
-            present = np.concatenate([(runs >= 0).reshape(*lead, -1), edges], axis=2)
+            units = np.where(edge_runs < 0, -1, units + edge_runs % per_block)
+            key_blocks = np.concatenate([blocks.reshape(entries, -1), units], 1).astype(np.int32)
+            edges = (edge_rows >= 0).swapaxes(1, 2).reshape(entries, -1)
+            present = np.concatenate([(by_slot >= 0).reshape(entries, -1), edges], axis=1)
             present = present.astype(np.uint8)
+        by_slot = by_slot.reshape(entries, shape.slots, PARTITIONS).swapaxes(1, 2)
         shared_chain = max(shared, 0)
         shared_rows = np.full((cores, 1, shape.rows), -1, np.int32)
         if shared >= 0:
             shared_rows[0, 0] = shared * shape.rows + np.arange(shape.rows)
-        trips = [max(1, cdiv(len(order), shape.groups * shape.slots)) for order in orders]
         return DecodePlan(
             shape,
-            np.array([[n, min(n, 2) - 1] for n in trips], np.int32),
-            np.concatenate([by_slot, edge_rows], axis=3),
-            np.stack([chain, chain % self.num_groups], -1).reshape(*lead, -1).astype(np.int32),
-            np.where(runs < 0, MASKED, 0).astype(ml_dtypes.bfloat16).reshape(*lead, -1),
+            used.astype(np.int32)[:, None],
+            np.concatenate([by_slot.astype(np.int32), edge_rows], axis=2),
+            np.stack([chain_of, chain_of % self.num_groups], -1)
+            .reshape(entries, -1)
+            .astype(np.int32),
+            absent.reshape(entries, -1),
             edge_seen,
-            begins.reshape(*lead, -1),
-            out_rows.reshape(*lead, -1),
-            self.real[chain].astype(np.uint8).reshape(*lead, -1),
+            np.insert(begins.reshape(entries, -1), 0, np.float32(MASKED), 1),
+            out_rows.reshape(entries, -1),
+            self.real[chain_of].astype(np.uint8).reshape(entries, -1),
             np.tile(
                 np.array([[[shared_chain, shared_chain % self.num_groups]]], np.int32),
                 (cores, 1, 1),
@@ -168,55 +180,42 @@ class _Layout:
             present,
         )
 
-    def _shares(self, chain_of: Array) -> tuple[list[Array], int]:
-        """The slots of each core in its order, and the chain that two cores share or -1."""
-        order = np.arange(len(chain_of))
-        if self.num_cores == 1:
-            return [order], -1
-        cut = cdiv(len(order), 2)
-        first, second = order[:cut], order[cut:]
-        if not len(second) or chain_of[cut - 1] != chain_of[cut]:
-            return [first, second], -1
-        shared = int(chain_of[cut])
-        is_shared = chain_of[second] == shared
-        return [first, np.concatenate([second[~is_shared], second[is_shared]])], shared
+    def _edges(self, edge_spans: list[tuple[int, int, int]]) -> tuple[Array, Array, Array]:
+        """Edge columns of gather_rows, edge_seen, and the runs [.., N * edge_runs] of edges.
 
-    def _edges(self, edge_slots: list[tuple[int, int, int]]) -> tuple[Array, Array, Array]:
-        """Edge columns of gather_rows, edge_seen, and the runs [.., slots * edge_runs] of edges.
-
-        With edge runs a token's place is that of its run in the order of the slots, otherwise the
+        With edge runs a token's place is that of its run in the order of the spans, otherwise the
         next free one, spread over the partitions.
         """
         shape = self.shape
-        lead = (self.num_cores * self.length, shape.groups)
-        rows = np.full((*lead, PARTITIONS, shape.edge_tiles), -1, np.int32)
+        entries = self.num_cores * self.length
+        rows = np.full((entries, PARTITIONS, shape.edge_tiles), -1, np.int32)
         seen = np.zeros(
-            (*lead, PARTITIONS, shape.edge_tiles, shape.slots, self.num_queries), np.uint8
+            (entries, PARTITIONS, shape.edge_tiles, shape.spans, self.num_queries), np.uint8
         )
-        runs = np.full((*lead, shape.slots * shape.edge_runs), -1, np.int64)
-        used = np.zeros(lead, np.int64)
-        for core, slot, chain in edge_slots:
+        runs = np.full((entries, shape.spans * shape.edge_runs), -1, np.int64)
+        used = np.zeros(entries, np.int64)
+        for core, span, chain in edge_spans:
             edge_rows, edge_seen = self.chains.edges[chain]
-            group, column = divmod(slot, shape.slots)
-            trip, group = divmod(group, shape.groups)
-            at = core * self.length + trip, group
+            group, column = divmod(span, shape.spans)
+            at = core * self.length + group
             places = used[at] + np.arange(len(edge_rows))
             partition, tile = PARTITION_OF[places % PARTITIONS], places // PARTITIONS
             if shape.edge_runs:
                 own, run = np.unique(edge_rows // shape.tokens, return_inverse=True)
                 first = column * shape.edge_runs
-                runs[(*at, first + np.arange(len(own)))] = own
+                runs[at, first + np.arange(len(own))] = own
                 places = (first + run) * shape.tokens + edge_rows % shape.tokens
                 partition, tile = places % PARTITIONS, places // PARTITIONS
-            rows[(*at, partition, tile)] = edge_rows
-            seen[(*at, partition, tile, column)] = edge_seen
+            rows[at, partition, tile] = edge_rows
+            seen[at, partition, tile, column] = edge_seen
             used[at] += len(edge_rows)
-        return rows, seen.reshape(*lead, PARTITIONS, -1), runs
+        return rows, seen.reshape(entries, PARTITIONS, -1), runs
 
     def _empty_chains(self) -> Array:
-        """Chains without slots, spread over the cores."""
-        empty = np.flatnonzero(self.chains.num_slots == 0)
-        room = cdiv(cdiv(len(self.chains.num_slots), self.num_cores), PARTITIONS) * PARTITIONS
+        """Chains that see nothing, spread over the cores."""
+        num_chains = self.chains.num_chains
+        empty = np.setdiff1d(np.arange(num_chains), list(self.chains.runs))
+        room = cdiv(cdiv(num_chains, self.num_cores), PARTITIONS) * PARTITIONS
         result = np.full((self.num_cores, room), -1, np.int32)
         for core in range(self.num_cores):
             own = empty[core :: self.num_cores]

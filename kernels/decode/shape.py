@@ -1,10 +1,11 @@
-"""Sizes of a compiled paged_decode: of its slots, groups and trips, from the shapes of a call."""
+"""Sizes of a compiled paged_decode: of its slots and groups, from the shapes of a call."""
 
 from dataclasses import dataclass
 
 from ...reference.paging import cdiv
 from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS
-from .tensors import SLOT_BYTES, packed_tokens
+from .spans import most_slots
+from .tensors import EDGE_COLUMN, SLOT_BYTES
 
 TOKENS = 16
 """Most tokens of a run: 4 KiB of a 16-bit head of 128, which saturates a DMA descriptor; no more
@@ -16,27 +17,24 @@ FAST_STRIDE = 16
 GROUP_BYTES = 4 * SLOT_BYTES
 """Most bytes of a group's keys per partition."""
 
-STAGED_BYTES = 4 * GROUP_BYTES
-"""Most bytes of the keys of a trip per partition; as many values beside them."""
+GROUP_SLOTS = 8
+"""Most slots of a group: the last group of a step is computed whole, however few slots it has."""
 
-GROUPS = 4
-"""Groups that a trip's work is spread over if it has more slots than that, so that loads, scores
-and values overlap; at most twice as many make a trip."""
+SHARED_SLOTS = 4
+"""The same where chains share slots: PSUM has one bank for the scores of two of them."""
 
-MOST_MATMULS = 15_500
-"""Matmuls and transposes of a program: with all else it stays below 20,000 instructions."""
+SLOT_SPANS = 4
+"""Most chains that share a slot."""
+
+SHARED_COLUMNS = 256
+"""Most columns of scores of a slot that is shared although a chain may fill it: DVE passes over
+the columns of all spans, used or not."""
 
 MOST_PLAN_BYTES = 1 << 30
 """Most bytes of a plan: its arrays lie in HBM, and their offsets are 32-bit numbers."""
 
-USABLE_BYTES = 208 << 10
-"""SBUF bytes per partition."""
-
-SHARED_BYTES = 16 << 10
-"""Of them for what the groups share: key columns, constants, temporary tiles."""
-
-SCORE_BANKS = 2
-"""PSUM banks of the scores of a group, at most."""
+SCORE_BANKS = 4
+"""PSUM banks of the scores of a group, at most: transposes need two, sums and small numbers one."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +48,26 @@ class DecodeShape:
     tokens: int
     """Tokens of a run: of one partition of a slot."""
     slots: int
-    groups: int
+    """Slots of a group."""
+    slot_spans: int
+    """Chains that may share a slot."""
     edge_tiles: int
     """Tiles of 128 edge tokens per group."""
-    trips: int
-    """Most trips."""
+    groups: int
+    """Most groups."""
     edge_runs: int = 0
-    """Runs that hold the edge tokens of a slot, with a pre-transposed K cache."""
+    """Runs that hold the edge tokens of a span, with a pre-transposed K cache."""
+
+    @property
+    def spans(self) -> int:
+        """Spans of a group."""
+        return self.slots * self.slot_spans
 
     def plan_bytes(self, num_queries: int, num_cores: int) -> int:
         """About the size of the plan's arrays, as large as the tables allow."""
-        lists = 4 * (self.slots + self.edge_tiles) + 2 * self.slots
-        flags = self.edge_tiles * self.slots * num_queries
-        entries = num_cores * (self.trips + 1) * self.groups
-        return entries * PARTITIONS * (lists + flags)
+        lists = 4 * (self.slots + self.edge_tiles) + 2 * self.spans
+        flags = self.edge_tiles * self.spans * num_queries
+        return num_cores * (self.groups + 2) * PARTITIONS * (lists + flags)
 
 
 def decode_shape(
@@ -92,8 +96,10 @@ def decode_shape(
         and (tokens * itemsize > FAST_STRIDE or tokens * num_kv_heads > TOKENS)
     ):
         tokens //= 2
+    # A slot that few chains can fill has short runs, on all partitions.
     while tokens > 1 and (
-        2 * tokens * PARTITIONS * num_cores >= 3 * table_tokens
+        2 * tokens * PARTITIONS * num_cores
+        >= 3 * table_tokens * min(num_requests, _most_spans(tokens * rows_per_kv_head))
         or tokens * head_bytes > SLOT_BYTES
         or tokens * rows_per_kv_head > MATMUL_COLUMNS
     ):
@@ -107,66 +113,42 @@ def decode_shape(
     ):
         heads -= 1
     rows = heads * rows_per_kv_head
-    slots_of_chain = cdiv(table_tokens, tokens * PARTITIONS)
-    total = cdiv(num_requests * (num_kv_heads // heads) * slots_of_chain, num_cores)
+    num_chains = num_requests * (num_kv_heads // heads)
+    runs = cdiv(table_tokens, tokens)
     per_bank = MATMUL_COLUMNS // (tokens * rows)
-    fitting = min(
-        total if total <= GROUPS else cdiv(total, GROUPS),
-        GROUP_BYTES // (heads * tokens * head_bytes), PARTITIONS // rows, per_bank * SCORE_BANKS,
-    )  # fmt: skip
-    slots = fitting if fitting <= per_bank else fitting // SCORE_BANKS * SCORE_BANKS
-    staged = STAGED_BYTES // (slots * heads * tokens * head_bytes)
-    groups = min(cdiv(total, slots), 2 * GROUPS, staged)
-    if groups > GROUPS and 8 * total <= 9 * GROUPS * slots:
-        # A table a little longer than a trip: only contexts that reach its end take a second one.
-        groups = GROUPS
     edges = (1 + has_window) * (tokens + num_queries - 2)
     edge_runs = 0
     if k_pre_transposed:
         edge_runs = max(1, (1 + has_window) * cdiv(tokens + num_queries - 2, tokens))
         edges = edge_runs * tokens
-    edge_tiles = max(1, cdiv(slots * edges, PARTITIONS))
-    parts, query_parts = cdiv(head_dim, PARTITIONS), cdiv(head_dim, PARTITIONS)
-    pack = 1
-    if not k_pre_transposed:
-        pack = packed_tokens(head_dim * stored // itemsize, tokens)
-        query_parts = parts if stored == itemsize else 2
-    own = _bytes_of_group(
-        heads, rows, tokens, slots, edge_tiles, num_queries, head_dim, head_bytes, itemsize,
-        stored, k_pre_transposed, pack * query_parts,
+    slot_spans = _slot_spans(cdiv(num_chains, num_cores), runs, rows, tokens)
+    total = cdiv(most_slots(num_chains, runs, slot_spans), num_cores) + num_cores - 1
+    per_bank //= slot_spans
+    slots = min(
+        total, GROUP_SLOTS if slot_spans == 1 else min(GROUP_SLOTS, SHARED_SLOTS),
+        GROUP_BYTES // (heads * tokens * head_bytes), PARTITIONS // (rows * slot_spans),
+        per_bank * SCORE_BANKS,
     )  # fmt: skip
-    chunks = heads * (slots * tokens // pack + edge_tiles)
-    values = heads * (slots * tokens + edge_tiles) * parts
-    # The first trip and the body of the loop hold all groups.
-    matmuls = 2 * (chunks * (parts + query_parts) + values)
-    most = min((USABLE_BYTES - SHARED_BYTES) // own, MOST_MATMULS // matmuls)
-    groups = max(1, min(groups, most))
-    trips = cdiv(total, slots * groups)
-    return DecodeShape(heads, rows, tokens, slots, groups, edge_tiles, trips, edge_runs)
+    while True:
+        edge_tiles = max(1, cdiv(slots * slot_spans * edges, PARTITIONS))
+        edge_columns = edge_tiles * slots * slot_spans * rows
+        if slots % cdiv(slots, per_bank) == 0 and edge_columns <= MATMUL_COLUMNS - EDGE_COLUMN:
+            break
+        slots -= 1
+    groups = cdiv(total, slots)
+    return DecodeShape(heads, rows, tokens, slots, slot_spans, edge_tiles, groups, edge_runs)
 
 
-def _bytes_of_group(
-    heads: int,
-    rows: int,
-    tokens: int,
-    slots: int,
-    edge_tiles: int,
-    num_queries: int,
-    head_dim: int,
-    head_bytes: int,
-    itemsize: int,
-    stored: int,
-    k_pre_transposed: bool,
-    query_columns: int,
-) -> int:
-    """SBUF bytes per partition of the tiles of one DecodeStage, DecodeGroup and SlotSums."""
-    columns, parts = slots * rows, cdiv(head_dim, PARTITIONS)
-    staged = (slots * tokens + edge_tiles) * heads * (head_bytes + head_dim * stored)
-    lists = slots * (12 + 2 * PARTITIONS) + edge_tiles * (4 + slots * num_queries)
-    lists += head_dim * itemsize
-    if k_pre_transposed:
-        lists += (slots + edge_tiles) * PARTITIONS
-    weights = (query_columns + tokens + edge_tiles) * columns * itemsize
-    numbers = 4 * columns * (3 + edge_tiles + parts)
-    sums = 4 * (slots + 1) * (rows * (5 + 2 * parts) + 1)
-    return staged + lists + weights + numbers + sums
+def _most_spans(columns: int) -> int:
+    """Chains that can share a slot, from the columns of scores of one."""
+    return max(1, min(SLOT_SPANS, MATMUL_COLUMNS // columns))
+
+
+def _slot_spans(num_chains: int, runs: int, rows: int, tokens: int) -> int:
+    """Chains that share a slot, of chains with at most so many runs."""
+    if num_chains == 1 or runs == PARTITIONS:
+        return 1
+    most = min(num_chains, _most_spans(rows * tokens), PARTITIONS // rows)
+    if 2 * runs > PARTITIONS:
+        return min(most, 2, max(1, SHARED_COLUMNS // (rows * tokens)))
+    return min(most, PARTITIONS // runs)

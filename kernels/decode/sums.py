@@ -1,6 +1,6 @@
-"""Online softmax over slots in sequence: running maxima and sums by two scans per group.
+"""Online softmax over spans in sequence: running maxima and sums by two scans per group.
 
-A group has `slots` slots of `rows` query rows. All numbers are broadcast over partitions, so that
+A group has `spans` spans of `rows` query rows. All numbers are broadcast over partitions, so that
 they meet the transposed outputs [d, ...] without a transpose. With a state in front,
 
     shift[s] = max(shift[s - 1] + begins[s], maximum[s]),   begins: 0, or MASKED at a chain's begin
@@ -14,7 +14,7 @@ row that sees nothing gets weights of exactly 0.
 from dataclasses import dataclass
 
 from ..backend import nisa, nl
-from ..softmax import FLOOR, MASKED, SUM_FLOOR
+from ..softmax import FLOOR, SUM_FLOOR
 from ..tile_schedule import PARTITIONS
 from .tensors import ChainFactors
 
@@ -23,23 +23,28 @@ from .tensors import ChainFactors
 class SumsShape(nl.NKIObject):
     """Static sizes of the running sums."""
 
-    rows: int  # query rows of a slot
+    rows: int  # query rows of a span
     d: int
     parts: int  # of at most 128 features
 
 
-class SlotSums(nl.NKIObject):
-    """Shifts and sums of one group. Columns of the states are (row, slot), slot 0 the state."""
+class SpanSums(nl.NKIObject):
+    """Shifts and sums of one group. Columns of the states are (row, span), span 0 the state."""
 
-    def __init__(self, shape: SumsShape, slots: int) -> None:
+    def __init__(
+        self,
+        shape: SumsShape,
+        spans: int,
+        begins: nl.NkiTensor,  # [128, 1 + spans] fp32: MASKED, then 0 or MASKED at a chain's begin
+    ) -> None:
         self.shape = shape
-        self.slots = slots
-        self.columns = slots * shape.rows
+        self.spans = spans
+        self.columns = spans * shape.rows
         self.height = min(shape.d, PARTITIONS)
-        self.pitch = slots + 1
+        self.pitch = spans + 1
         self.width = shape.rows * self.pitch
         values = (shape.parts + 1) * self.width
-        self.begins = nl.ndarray((PARTITIONS, self.pitch), dtype=nl.float32, buffer=nl.sbuf)
+        self.begins = begins
         self.maxima = nl.ndarray((PARTITIONS, self.width), dtype=nl.float32, buffer=nl.sbuf)
         self.shift = nl.ndarray((PARTITIONS, self.width), dtype=nl.float32, buffer=nl.sbuf)
         self.factor = nl.ndarray((self.height, self.width), dtype=nl.float32, buffer=nl.sbuf)
@@ -48,7 +53,6 @@ class SlotSums(nl.NKIObject):
 
     def write_constants(self) -> None:
         """What brings in the state: no row goes on in the next one."""
-        nisa.memset(dst=self.begins[:, 0:1], value=MASKED)
         nisa.memset(dst=self.state_column(self.factor, 0, 1), value=0.0)
 
     def clear(self) -> None:
@@ -56,27 +60,27 @@ class SlotSums(nl.NKIObject):
         nisa.memset(dst=self.shift, value=FLOOR)
         nisa.memset(dst=self.sums, value=0.0)
 
-    def state_column(self, tile: nl.NkiTensor, slot: int, parts: int) -> nl.NkiTensor:
-        """Column `slot` of every row and part, [partitions, parts * rows]."""
+    def state_column(self, tile: nl.NkiTensor, span: int, parts: int) -> nl.NkiTensor:
+        """Column `span` of every row and part, [partitions, parts * rows]."""
         return tile.ap(
-            [[tile.shape[1], tile.shape[0]], [self.pitch, parts * self.shape.rows]], offset=slot
+            [[tile.shape[1], tile.shape[0]], [self.pitch, parts * self.shape.rows]], offset=span
         )
 
-    def by_slot(self, tile: nl.NkiTensor, height: int, part: int) -> nl.NkiTensor:
-        """One part of a state tile without its state columns, in the order (slot, row)."""
+    def by_span(self, tile: nl.NkiTensor, height: int, part: int) -> nl.NkiTensor:
+        """One part of a state tile without its state columns, in the order (span, row)."""
         return tile.ap(
-            [[tile.shape[1], height], [1, self.slots], [self.pitch, self.shape.rows]],
+            [[tile.shape[1], height], [1, self.spans], [self.pitch, self.shape.rows]],
             offset=part * self.width + 1,
         )
 
-    def begin(self, before: "SlotSums", maxima: nl.NkiTensor) -> None:
-        """Shifts from the maxima [128, (slot, row)], PSUM or SBUF, of the slots."""
+    def begin(self, before: "SpanSums", maxima: nl.NkiTensor) -> None:
+        """Shifts from the maxima [128, (span, row)], PSUM or SBUF, of the spans."""
         nisa.tensor_copy(
             dst=self.state_column(self.maxima, 0, 1),
-            src=before.state_column(before.shift, before.slots, 1),
+            src=before.state_column(before.shift, before.spans, 1),
         )
         nisa.tensor_scalar(
-            dst=self.by_slot(self.maxima, PARTITIONS, 0), data=maxima, op0=nl.maximum,
+            dst=self.by_span(self.maxima, PARTITIONS, 0), data=maxima, op0=nl.maximum,
             operand0=FLOOR,
         )  # fmt: skip
         rows, pitch = self.shape.rows, self.pitch
@@ -90,33 +94,33 @@ class SlotSums(nl.NKIObject):
         )
 
     def correct(self, factors: ChainFactors) -> None:
-        """Factors of the sums before each slot."""
-        height, rows, slots, pitch = self.height, self.shape.rows, self.slots, self.pitch
+        """Factors of the sums before each span."""
+        height, rows, spans, pitch = self.height, self.shape.rows, self.spans, self.pitch
         change = nl.ndarray((height, self.columns), dtype=nl.float32, buffer=nl.sbuf)
-        pattern = [[self.width, height], [pitch, rows], [1, slots]]
+        pattern = [[self.width, height], [pitch, rows], [1, spans]]
         nisa.tensor_tensor(
             dst=change, data1=self.shift.ap(pattern),
-            data2=self.begins.ap([[pitch, height], [0, rows], [1, slots]], offset=1), op=nl.add,
+            data2=self.begins.ap([[pitch, height], [0, rows], [1, spans]], offset=1), op=nl.add,
         )  # fmt: skip
         nisa.tensor_tensor(
             dst=change, data1=change, data2=self.shift.ap(pattern, offset=1), op=nl.subtract,
         )  # fmt: skip
         keys = factors.keys
         if keys is not None:
-            keys = keys.ap([[self.columns, height], [1, rows], [rows, slots]])
+            keys = keys.ap([[self.columns, height], [1, rows], [rows, spans]])
         factors.exponentials(self.factor.ap(pattern, offset=1), change, keys)
 
-    def add(self, before: "SlotSums", own: nl.NkiTensor) -> None:
-        """Running sums; own: [height, (part, slot, row)] PSUM or SBUF, the last part row sums."""
+    def add(self, before: "SpanSums", own: nl.NkiTensor) -> None:
+        """Running sums; own: [height, (part, span, row)] PSUM or SBUF, the last part row sums."""
         parts, rows, pitch = self.shape.parts + 1, self.shape.rows, self.pitch
         nisa.tensor_copy(
             dst=self.state_column(self.own, 0, parts),
-            src=before.state_column(before.sums, before.slots, parts),
+            src=before.state_column(before.sums, before.spans, parts),
         )
         width = parts * self.width
         nisa.tensor_copy(
             dst=self.own.ap(
-                [[width, self.height], [self.width, parts], [1, self.slots], [pitch, rows]],
+                [[width, self.height], [self.width, parts], [1, self.spans], [pitch, rows]],
                 offset=1,
             ),
             src=own,
@@ -132,18 +136,18 @@ class SlotSums(nl.NKIObject):
 
     def normalise(
         self,
-        sinks: nl.NkiTensor | None,  # [height, (slot, row)] raw scores
+        sinks: nl.NkiTensor | None,  # [height, (span, row)] raw scores
         factors: ChainFactors,
-        outputs: nl.NkiTensor,  # [height, (part, slot, row)] fp32, result
+        outputs: nl.NkiTensor,  # [height, (part, span, row)] fp32, result
     ) -> None:
-        """Sums behind each slot divided by their row sums, the sink's share included."""
+        """Sums behind each span divided by their row sums, the sink's share included."""
         height, columns, parts = self.height, self.columns, self.shape.parts
-        total = self.by_slot(self.sums, height, parts)
+        total = self.by_span(self.sums, height, parts)
         inverse = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
         if sinks is not None:
             weight = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor(
-                dst=weight, data1=sinks, data2=self.by_slot(self.shift, height, 0), op=nl.subtract
+                dst=weight, data1=sinks, data2=self.by_span(self.shift, height, 0), op=nl.subtract
             )
             keys = factors.keys
             if keys is not None:
@@ -158,7 +162,7 @@ class SlotSums(nl.NKIObject):
             dst=outputs,
             data1=self.sums.ap(
                 [
-                    [width, height], [self.width, parts], [1, self.slots],
+                    [width, height], [self.width, parts], [1, self.spans],
                     [self.pitch, self.shape.rows],
                 ],
                 offset=1,

@@ -46,24 +46,68 @@ class DecodePlanTensors(nl.NKIObject):
     real_rows: nl.NkiTensor
     key_blocks: nl.NkiTensor | None
     present: nl.NkiTensor | None
-    first: int  # entry of the core's first trip
+    first: int  # entry of the core's first group
 
-    def entry(
+
+def group_part(
+    array: nl.NkiTensor,  # [entries, ...] HBM, of the plan
+    pattern: list[list[int]],
+    entry: int,
+    group: nisa.VirtualRegister | None,
+) -> nl.NkiTensor:
+    """Part of an entry, so many entries after the first or after that of a group."""
+    size = 1
+    for n in array.shape[1:]:
+        size = size * n
+    if group is None:
+        return array.ap(pattern, offset=entry * size)
+    return array.ap(pattern, offset=entry * size, scalar_offset=group, indirect_dim=0)
+
+
+class GroupList(nl.NKIObject):
+    """An array of the plan, a group's part at a time: read ahead, taken over when it is needed.
+
+    A list that a gather reads is free only when the gather is done, which takes longer than the
+    next one can wait; so the next list waits in a tile of its own.
+    """
+
+    def __init__(
         self,
-        tensor: nl.NkiTensor,  # [entries, groups, ...]
-        group: int,
-        pattern: list[list[int]],
-        trip: nisa.VirtualRegister | None,  # None: the first
-        later: int,  # trips after it
-    ) -> nl.NkiTensor:
-        """Part of the entry of a trip and group."""
-        size = 1
-        for n in tensor.shape[2:]:
-            size = size * n
-        offset = ((self.first + later) * tensor.shape[1] + group) * size
-        if trip is None:
-            return tensor.ap(pattern, offset=offset)
-        return tensor.ap(pattern, offset=offset, scalar_offset=trip, indirect_dim=0)
+        array: nl.NkiTensor,  # [entries, ...] HBM
+        first: int,  # entry of the core's first group
+        tile: nl.NkiTensor,  # SBUF, where it is used
+        repeat: bool,  # on every partition the same
+    ) -> None:
+        self.array = array
+        self.first = first
+        self.tile = tile
+        height, width = tile.shape
+        self.pattern = [[width, height], [1, width]]
+        if repeat:
+            self.pattern = [[0, height], [1, width]]
+        self.waiting = nl.ndarray(tile.shape, dtype=array.dtype, buffer=nl.sbuf)
+
+    def fetch_first(self) -> None:
+        """Read the list of the first group to where it is used."""
+        nisa.dma_copy(dst=self.tile, src=group_part(self.array, self.pattern, self.first, None))
+
+    def fetch(self, group: nisa.VirtualRegister | None, later: int) -> None:
+        """Read the list `later` groups after a group; None: the first."""
+        nisa.dma_copy(
+            dst=self.waiting,
+            src=group_part(self.array, self.pattern, self.first + later, group),
+        )
+
+    def take(self, first: int, count: int) -> None:
+        """Use some columns of the list that was read."""
+        end = first + count
+        nisa.tensor_copy(
+            dst=self.tile[:, first:end], src=self.waiting[:, first:end], engine=nisa.engine.gpsimd
+        )
+
+    def take_all(self) -> None:
+        """Use the list that was read."""
+        self.take(0, self.tile.shape[1])
 
 
 @dataclass
@@ -84,20 +128,15 @@ class DecodeTensors(nl.NKIObject):
 class DecodeBuffers(nl.NKIObject):
     """PSUM banks and constants that all groups use in turn."""
 
-    def __init__(self, tensors: DecodeTensors, slots: int) -> None:
+    def __init__(self, tensors: DecodeTensors, slots: int, slot_spans: int) -> None:
         self.dtype = tensors.q.dtype
-        per_bank = MATMUL_COLUMNS // (tensors.tokens * tensors.rows)
+        per_bank = MATMUL_COLUMNS // (tensors.tokens * tensors.rows * slot_spans)
         self.score_banks = (slots + per_bank - 1) // per_bank
-        self.scores: list[nl.NkiTensor] = []
-        for _ in range(2):
-            self.scores.append(
-                nl.ndarray(
-                    (PARTITIONS, self.score_banks * MATMUL_COLUMNS), dtype=nl.float32,
-                    buffer=nl.psum,
-                )
-            )  # fmt: skip
+        self.scores = nl.ndarray(
+            (PARTITIONS, self.score_banks * MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum
+        )
         self.transposed: list[nl.NkiTensor] = []
-        for _ in range(PSUM_BANKS - 2 * self.score_banks - 2):
+        for _ in range(PSUM_BANKS - self.score_banks - 2):
             self.transposed.append(
                 nl.ndarray((PARTITIONS, MATMUL_COLUMNS), dtype=nl.float32, buffer=nl.psum)
             )
@@ -135,6 +174,11 @@ class DecodeBuffers(nl.NKIObject):
         width = PSUM_BANK_BYTES // element_bytes(dtype)
         return bank.ap([[width, PARTITIONS], [1, width]], offset=0, dtype=dtype)
 
+    def small_as(self, dtype: str) -> nl.NkiTensor:
+        """The bank of small numbers as another dtype, [128, 2 KiB]."""
+        width = PSUM_BANK_BYTES // element_bytes(dtype)
+        return self.small.ap([[width, PARTITIONS], [1, width]], offset=0, dtype=dtype)
+
     def next_keys(self) -> nl.NkiTensor:
         """The next SBUF tile of transposed keys."""
         keys = self.keys[self.num_keys % KEY_BUFFERS]
@@ -160,37 +204,37 @@ class DecodeBuffers(nl.NKIObject):
 class ChainNumbers(nl.NKIObject):
     """One number of each row's head, from an argument [1, heads of the model], fetched ahead."""
 
-    def __init__(self, numbers: nl.NkiTensor, rows: int, repeat: int, slots: int) -> None:
+    def __init__(self, numbers: nl.NkiTensor, rows: int, repeat: int, spans: int) -> None:
         self.numbers = numbers  # fp32 HBM
         self.rows = rows
         self.repeat = repeat  # rows of a head
-        self.slots = slots
-        # [(slot, row), 1]
-        self.column = nl.ndarray((slots * rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        self.spans = spans
+        # [(span, row), 1]
+        self.column = nl.ndarray((spans * rows, 1), dtype=nl.float32, buffer=nl.sbuf)
 
     def fetch(self, chains: nl.NkiTensor) -> None:
-        """Read those of the slots' chains."""
+        """Read those of the spans' chains."""
         rows, repeat = self.rows, self.repeat
         count = rows // repeat
         per_group = self.numbers.reshape((self.numbers.shape[1] // count, count))
-        for slot in range(self.slots):
+        for span in range(self.spans):
             nisa.dma_copy(
-                dst=self.column[slot * rows : (slot + 1) * rows, :],
+                dst=self.column[span * rows : (span + 1) * rows, :],
                 src=per_group.ap(
                     [[1, count], [0, repeat]], offset=0,
-                    scalar_offset=chains[:, 2 * slot + 1 : 2 * slot + 2], indirect_dim=0,
+                    scalar_offset=chains[:, 2 * span + 1 : 2 * span + 2], indirect_dim=0,
                 ),
             )  # fmt: skip
 
 
 class ChainFactors(nl.NKIObject):
-    """Scales and sinks of the heads of some slots, None where the kernel has none.
+    """Scales and sinks of the heads of some spans, None where the kernel has none.
 
     Scores and shifts are raw: products with stored keys. A sink is divided to be one as well.
     """
 
     def __init__(
-        self, tensors: DecodeTensors, buffers: DecodeBuffers, scale: float, slots: int
+        self, tensors: DecodeTensors, buffers: DecodeBuffers, scale: float, spans: int
     ) -> None:
         self.buffers = buffers
         self.scale = scale
@@ -200,19 +244,19 @@ class ChainFactors(nl.NKIObject):
         self.v_scales: ChainNumbers | None = None
         self.raw_sinks: ChainNumbers | None = None
         if tensors.k_scales is not None:
-            self.k_scales = ChainNumbers(tensors.k_scales, rows, per_head, slots)
+            self.k_scales = ChainNumbers(tensors.k_scales, rows, per_head, spans)
         if tensors.v_scales is not None:
-            self.v_scales = ChainNumbers(tensors.v_scales, rows, per_head, slots)
+            self.v_scales = ChainNumbers(tensors.v_scales, rows, per_head, spans)
         if tensors.sinks is not None:
-            self.raw_sinks = ChainNumbers(tensors.sinks, rows, num_queries, slots)
-        # [(slot, row), 1]
+            self.raw_sinks = ChainNumbers(tensors.sinks, rows, num_queries, spans)
+        # [(span, row), 1]
         self.values: nl.NkiTensor | None = None
         self.sinks: nl.NkiTensor | None = None
-        # [128, (slot, row)]: softmax scale times k_scale
+        # [128, (span, row)]: softmax scale times k_scale
         self.keys: nl.NkiTensor | None = None
 
     def fetch(self, chains: nl.NkiTensor) -> None:
-        """Read those of the slots; chains [1, 2 * slots] int32 SBUF: chain and head group."""
+        """Read those of the spans; chains [1, 2 * spans] int32 SBUF: chain and head group."""
         if self.k_scales is not None:
             self.k_scales.fetch(chains)
         if self.v_scales is not None:
@@ -221,7 +265,7 @@ class ChainFactors(nl.NKIObject):
             self.raw_sinks.fetch(chains)
 
     def load(self) -> None:
-        """What the slots need of those that were fetched, before the next are."""
+        """What the spans need of those that were fetched, before the next are."""
         inverse: nl.NkiTensor | None = None
         if self.k_scales is not None:
             column = nl.ndarray(self.k_scales.column.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -250,7 +294,7 @@ class ChainFactors(nl.NKIObject):
             )
 
     def spread_sinks(self, height: int) -> nl.NkiTensor | None:
-        """The sinks on every partition, [height, (slot, row)]."""
+        """The sinks on every partition, [height, (span, row)]."""
         if self.sinks is None:
             return None
         spread = self.buffers.spread(self.sinks)
@@ -298,11 +342,11 @@ def stored_bytes(dtype: str) -> int:
 
 
 def store_rows(
-    outputs: nl.NkiTensor,  # [height, (part, slot, row)] fp32 from SlotSums.normalised
+    outputs: nl.NkiTensor,  # [height, (part, span, row)] fp32 from SlotSums.normalised
     buffers: DecodeBuffers,
-    value_factor: nl.NkiTensor | None,  # [(slot, row), 1]
-    real_rows: nl.NkiTensor,  # [(slot, row), 1] uint8, looked at with more than one query
-    out_rows: nl.NkiTensor,  # [(slot, row), 1] int32, -1: not stored
+    value_factor: nl.NkiTensor | None,  # [(span, row), 1]
+    real_rows: nl.NkiTensor,  # [(span, row), 1] uint8, looked at with more than one query
+    out_rows: nl.NkiTensor,  # [(span, row), 1] int32, -1: not stored
     out: nl.NkiTensor,  # [B, H, T, d]
 ) -> None:
     """Scatter the outputs of the rows that out_rows names."""

@@ -1,6 +1,6 @@
 """paged_decode against the float64 reference."""
 
-import math
+from itertools import groupby, pairwise
 from unittest import mock
 
 import ml_dtypes
@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from segattn.kernels import paged_decode
 from segattn.kernels.decode import plan as decode_plan
 from segattn.kernels.decode import shape as decode_shape
-from segattn.kernels.decode import tensors as decode_tensors
+from segattn.kernels.decode import spans as decode_spans
 from segattn.reference import attention as reference
+from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.nki.cost.result import evaluate
+from segattn.reference.nki.trace import Trace
 from segattn.tests.kernels.cases import (
     Array,
     Options,
@@ -45,7 +48,7 @@ from segattn.tests.kernels.cases import (
     holes=st.sampled_from([0.0, 0.3, 1.0]),
     dtype=dtypes,
     scale=st.sampled_from([None, 0.1, 1.0]),
-    small_trips=st.booleans(),
+    small_groups=st.booleans(),
 )
 def test_equals_the_reference(
     seed: int,
@@ -60,9 +63,9 @@ def test_equals_the_reference(
     holes: float,
     dtype: npt.DTypeLike,
     scale: float | None,
-    small_trips: bool,
+    small_groups: bool,
 ) -> None:
-    """Small trips: several are needed where a usual one takes all of such lengths."""
+    """Small groups: several are needed where a usual one takes all of such lengths."""
     rng = np.random.default_rng(seed)
     cache_dtype = options.cache_dtype(dtype)
     paged = paged_tokens(rng, lengths, heads[1], d, block_size, cache_dtype, holes=holes)
@@ -83,10 +86,8 @@ def test_equals_the_reference(
         **options.scales(rng, heads[1], dtype),
     }
     expected = reference.paged_decode(*call, **arguments)
-    group, staged = decode_shape.GROUP_BYTES, decode_shape.STAGED_BYTES
-    if small_trips:
-        group = staged = decode_tensors.SLOT_BYTES
-    with mock.patch.multiple(decode_shape, GROUP_BYTES=group, STAGED_BYTES=staged):
+    slots = 1 if small_groups else decode_shape.GROUP_SLOTS
+    with mock.patch.object(decode_shape, "GROUP_SLOTS", slots):
         out = paged_decode(*call, **arguments)
     assert out.dtype == q.dtype
     assert_close(out, expected)
@@ -95,8 +96,8 @@ def test_equals_the_reference(
         np.testing.assert_array_equal(padding.astype(float), 0.0)
 
 
-def test_a_long_context_of_several_trips_is_exact() -> None:
-    """129 slots of one request: two trips and one slot of a third, on one core and on two."""
+def test_a_long_context_of_several_groups_is_exact() -> None:
+    """34 slots of one request, in groups of eight, on one core and on two."""
     rng = np.random.default_rng(5)
     length = 16 * 128 * 33 + 7
     paged = paged_tokens(rng, [length], 1, 32, 128, np.float32)
@@ -154,7 +155,11 @@ def test_no_scores_and_no_values_are_silently_wrong(change: str) -> None:
 
 
 def test_work_follows_the_lengths_and_two_cores_share_it_evenly() -> None:
-    """Trips with work, of a table that could hold 131072 tokens per request."""
+    """Groups with work, of a table that could hold 131072 tokens per request.
+
+    Per KV head 8192 runs of 16 tokens, none, and 2500: 128 slots, one for the two chains without
+    runs, 40 for the others: 169, or 85 and 84, four of a group.
+    """
     block_size, requests = 128, 4
     width = 131072 // block_size
     for cores in (1, 2):
@@ -163,14 +168,75 @@ def test_work_follows_the_lengths_and_two_cores_share_it_evenly() -> None:
         lengths = np.array([131072, 5, 0, 40000], np.int32)
         ones = np.ones(requests, np.int32)
         plan = decode_plan.plan_decode(shape, tables, lengths, ones, 1, None, block_size, 2, cores)
-        per_slot = shape.tokens * 128
-        used = sum(-(-int(n) // per_slot) for n in lengths) * 2
-        per_trip = shape.slots * shape.groups
-        expected = math.ceil(math.ceil(used / cores) / per_trip)
-        assert plan.num_trips[:, 0].tolist() == [expected] * cores
+        assert (shape.tokens, shape.slots, shape.slot_spans) == (16, 4, 2)
+        assert plan.num_groups.ravel().tolist() == {1: [43], 2: [22, 21]}[cores]
         gathered = (plan.gather_rows[..., : shape.slots] >= 0).reshape(cores, -1).sum(1)
         assert gathered.sum() == sum(int(n) // shape.tokens for n in lengths) * 2
         assert gathered.max() <= 1.03 * gathered.sum() / cores
+
+
+@pytest.mark.parametrize(
+    ("requests", "context", "table", "groups"),
+    [
+        # 131 runs of 16 tokens: 16 x 131 / 128 is 16.4 slots, four of a group.
+        (16, 2100, 4096, 5),
+        # 32 runs: four requests share a slot.
+        (64, 512, 512, 4),
+        (1, 100, 131072, 1),
+    ],
+)
+def test_requests_share_slots(requests: int, context: int, table: int, groups: int) -> None:
+    shape = decode_shape.decode_shape(requests, 1, 8, 1, 128, 2, table, False, 1)
+    tables = np.arange(requests * table // 32, dtype=np.int32).reshape(requests, -1)
+    lengths, ones = np.full(requests, context), np.ones(requests, np.int32)
+    plan = decode_plan.plan_decode(shape, tables, lengths, ones, 1, None, 32, 1, 1)
+    assert plan.num_groups.ravel().tolist() == [groups]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 500), max_size=12),
+    slot_spans=st.integers(1, 4),
+    num_cores=st.sampled_from([1, 2]),
+)
+def test_spans_hold_every_run_once_and_in_order(
+    lengths: list[int], slot_spans: int, num_cores: int
+) -> None:
+    pieces = [decode_spans.Runs(chain, 0, length) for chain, length in enumerate(lengths)]
+    cores, shared = decode_spans.pack_cores(pieces, slot_spans, num_cores)
+    assert len(cores) == num_cores
+    runs: dict[int, list[int]] = {chain: [] for chain in range(len(lengths))}
+    most = decode_spans.most_slots(len(lengths), max(lengths, default=0), slot_spans)
+    for spans in cores:
+        order = [span.runs.chain for span in spans]
+        assert len(set(order)) == sum(a != b for a, b in pairwise([-1, *order]))
+        assert shared not in order or order[-1] == shared
+        for slot, own in groupby(spans, lambda span: span.slot):
+            of_slot = list(own)
+            assert [span.number for span in of_slot] == list(range(len(of_slot)))
+            assert len(of_slot) <= slot_spans
+            assert [span.place for span in of_slot] == [
+                sum(span.runs.length for span in of_slot[:i]) for i in range(len(of_slot))
+            ]
+            assert sum(span.runs.length for span in of_slot) <= 128
+            assert slot < -(-most // num_cores) + num_cores - 1
+        for _, _, _, (chain, first, length) in spans:
+            runs[chain] += range(first, first + length)
+    assert [runs[chain] for chain in range(len(lengths))] == [list(range(n)) for n in lengths]
+    assert all(any(s.runs.chain == c for own in cores for s in own) for c in range(len(lengths)))
+
+
+def test_a_short_context_in_a_long_table_costs_a_group() -> None:
+    """Modelled: at most a third of what a context of 16 slots costs with the same program."""
+    rng = np.random.default_rng(0)
+    paged = paged_tokens(rng, [32768], 1, 128, 128, ml_dtypes.bfloat16)
+    q = normal(rng, (1, 8, 1, 128), ml_dtypes.bfloat16)
+    us = []
+    for length in (100, 32768):
+        with Trace() as trace:
+            lengths = np.array([length], np.int32)
+            paged_decode(q, paged.k_cache, paged.v_cache, paged.tables, lengths)
+        us.append(evaluate(trace.launches[0], BASE).modelled_us)
+    assert us[0] <= us[1] / 3
 
 
 def test_no_row_of_the_cache_is_gathered_that_no_query_sees() -> None:
