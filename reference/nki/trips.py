@@ -15,6 +15,7 @@ after the loop is not what the device has and counts as not written.
 from __future__ import annotations
 
 import inspect
+import weakref
 from types import FrameType, FunctionType
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ import numpy as np
 from .errors import called_from_kernel
 from .regions import ON_CHIP
 from .serial import new_serial
-from .storage import Storage
+from .storage import Storage, Watch
 from .strict import violation
 from .view import GapOrigin, View
 
@@ -36,12 +37,50 @@ Step = tuple[tuple[Any, ...], list[Named]]
 """An instruction: code, line and fixed arguments, and the tensors and registers among them."""
 
 
+class _Ended(Watch):
+    """Of a tile that the body of a dynamic loop declared, after the loop."""
+
+    __slots__ = ("before", "loop")
+
+    def __init__(self, loop: str, before: Watch | None) -> None:
+        self.loop = loop
+        self.before = before
+
+    def before_read(
+        self,
+        storage: Storage,
+        view: View,
+        instruction: str,
+        operand: str,
+        rows: Any = None,
+    ) -> None:
+        """Rule loop_state."""
+        self._report(storage, f"{instruction}: operand {operand}")
+        if self.before is not None:
+            self.before.before_read(storage, view, instruction, operand, rows)
+
+    def before_write(
+        self, storage: Storage, view: View, instruction: str, rows: Any = None
+    ) -> None:
+        """Rule loop_state."""
+        self._report(storage, f"{instruction}: dst")
+        if self.before is not None:
+            self.before.before_write(storage, view, instruction, rows)
+
+    def _report(self, storage: Storage, where: str) -> None:
+        violation(
+            "loop_state",
+            f"{where} {storage.name!r} was declared in the body of {self.loop}, which has ended; "
+            "declare it before the loop",
+        )
+
+
 class Trips:
     """The trips of one running dynamic loop."""
 
     __slots__ = (
-        "adds", "after", "back", "born", "condition", "first", "local", "loop", "names", "number",
-        "outer", "replaced", "reported", "start", "written",
+        "adds", "after", "back", "born", "condition", "first", "local", "loop", "made", "names",
+        "number", "outer", "replaced", "reported", "start", "written",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +106,8 @@ class Trips:
         self.back: dict[object, object] = {}
         self.written: set[int] = set()
         """Births of the tiles that this trip has written in place of others."""
+        self.made: dict[int, weakref.ref[Storage]] = {}
+        """Tiles on the chip that the body declares, by their birth."""
         self.replaced: list[tuple[Storage, View, GapOrigin]] = []
         self.reported = False
 
@@ -80,8 +121,15 @@ class Trips:
             state.clear()
 
     def end(self) -> None:
-        """The loop is over: what it left in tiles that trips exchanged is undefined."""
+        """The loop is over: what it left in tiles that trips exchanged is undefined.
+
+        Tiles that its body declares do not exist any more.
+        """
         self._check_complete()
+        for made in self.made.values():
+            storage = made()
+            if storage is not None:
+                storage.watch = _Ended(self.loop, storage.watch)
         for storage, view, origin in self.replaced:
             storage.forget_written(view, np.ones(view.layout.shape, np.bool_), origin)
 
@@ -140,6 +188,8 @@ class Trips:
         if storage is not None:
             view, dynamic = value.v, value.dynamic
             name = self._name(storage.born)
+            if type(name) is tuple and storage.region in ON_CHIP:
+                self.made[storage.born] = weakref.ref(storage)
             named.append((name, storage if type(name) is int else None, view))
             return (
                 view.layout,

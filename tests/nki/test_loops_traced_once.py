@@ -246,3 +246,46 @@ def test_a_warning_comes_once_per_loop() -> None:
     with nki.strict(loop_state="warn"), pytest.warns(NkiWarning) as caught:
         _run(_length, "fori")
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_tile_that_the_body_declares_does_not_exist_after_the_loop(write: bool) -> None:
+    @nki.jit
+    def kernel() -> None:
+        outside, kept = nl.zeros((4, 4), dtype=nl.float32, buffer=nl.sbuf), []
+
+        def body(i: Any) -> None:
+            kept.append(nl.zeros((4, 4), dtype=nl.float32, buffer=nl.sbuf))
+            nisa.tensor_tensor(outside, outside, kept[-1], nl.add)
+
+        nl.fori_loop(0, TRIPS, body)
+        dst, src = (kept[-1], outside) if write else (outside, kept[-1])
+        nisa.tensor_copy(dst, src)
+
+    with nki.strict(subset="off"):
+        with pytest.raises(NkiValidationError, match=r"declared in the body of nl\.fori_loop"):
+            kernel()
+        with nki.strict(loop_state="warn"), pytest.warns(NkiWarning, match="declare it before"):
+            kernel()
+
+
+def test_an_identity_matrix_first_used_in_a_body_exists_after_the_loop() -> None:
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray((32, 32), dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+
+        def body(i: Any) -> None:
+            psum = nl.ndarray((32, 32), dtype=nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(psum, nl.shared_identity_matrix(32, dtype=nl.float32), tile)
+            nisa.tensor_copy(tile, psum)
+
+        nl.fori_loop(0, TRIPS, body)
+        psum = nl.ndarray((32, 32), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(psum, nl.shared_identity_matrix(32, dtype=nl.float32), tile)
+        nisa.tensor_copy(tile, psum)
+        nisa.dma_copy(out, tile)
+        return out
+
+    x = np.arange(1024, dtype=np.float32).reshape(32, 32)
+    np.testing.assert_array_equal(kernel(x), x)
