@@ -178,7 +178,10 @@ def segmented_attention(
     v_factors = check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows)
     program = (q_.shape[1], q_.shape[2], q_.dtype.itemsize)
     slots = window_slots(tables[0], prior, window, block_size, *program)
-    shape = ProgramShape(*program, lnc, mode, window, segment, block_size, k_pre_transposed)
+    is_cast = k_rows.dtype != q_.dtype
+    shape = ProgramShape(
+        *program, lnc, mode, window, segment, block_size, k_pre_transposed, is_cast
+    )
     plan = plan_launches(shape, q_.shape[0], k_.shape[0])
 
     def launch(q_heads: slice, kv_heads: slice, softmax: str) -> tuple[Array, Array]:

@@ -22,6 +22,7 @@ padded_prefill, then
         segments of 512 -> block of 4 row tiles -> macro of 2 key tiles; the next segment is
         prepared beside
     exact (exact_rows.py): the same segments, one per trip if the share has more than 16 row tiles
+        of a head, and with more than 16 in all the rest in segments of 1024 before those of 512
         -> row tile -> step of at most 2048 keys
 With a window both take, instead of segments, the key tiles before the chunk that the window of some
 row cuts, in sections of up to 16 (window_stream.py); if it reaches further back than 32 tiles and

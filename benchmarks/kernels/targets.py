@@ -32,7 +32,7 @@ PADDING_LIMIT = 1.15
 """Most modelled time of a chunk in a bucket that is too large, over its time in a fitting one."""
 
 EXACT_LIMIT = 2.0
-"""Most modelled time of softmax="exact" over that of "auto", on the prefill rows."""
+"""Most modelled time of softmax="exact" over that of "auto", on the prefill rows and EXACT_ROWS."""
 
 PADDED = Prefill(8192, 0, num_tokens=5000), Prefill(5120, 0, num_tokens=5000)
 """The same 5000 tokens in a bucket of 8192 and in one that fits."""
@@ -71,3 +71,18 @@ TARGETS: tuple[Target, ...] = (
 of blocks of 32 tokens unless they say otherwise; what fp8 and windows must reach is what they did.
 The cache write may take 1.3 times the bound of moving its bytes through HBM once in and once out.
 """
+
+EXACT_ROWS = (
+    Prefill(2048, 100),
+    Prefill(2048, 1500),
+    Prefill(2048, 1500, head_dim=96),
+    Prefill(2048, 1500, fp8=True),
+    Prefill(2048, 2047),
+    Prefill(512, 2047, q_heads=8),
+    Prefill(2048, 8192, window=2048),
+    Prefill(2048, 8192, window=4096),
+    Prefill(2048, 8192, window=8000),
+    Prefill(4096, 1500, q_heads=1, window=2048),
+)
+"""Shapes besides the targets on which the exact softmax is slow: long windows, many rows over the
+rest that whole segments leave of a prior, narrow heads."""

@@ -57,6 +57,8 @@ class PagedSegments(nl.NKIObject):
         self.d = d
         self.dtype = dtype
         self.fetch_steps = 1
+        # Who sees a segment sees those before it.
+        self.seen_in_part = False
         self.tokens = segment_size // PARTITIONS
         self.run = cache_run(block_size, self.tokens)
         self.runs = self.tokens // self.run

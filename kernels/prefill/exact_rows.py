@@ -3,13 +3,18 @@
 Queries lie on partitions. A step takes one row tile through up to 2048 keys:
 
     scores   PE writes [128 queries, keys], adds MASKED to the keys that are not seen, by a product
-             of one contraction row (absent cached keys) or with a triangle (tiles that are seen in
-             part, band.py); DVE takes the maximum and moves the running one, ACT writes the weights
+             with a triangle (tiles that are seen in part, band.py) or of one contraction row
+             (absent cached keys, unless first_key.py stands in for them); DVE takes the maximum and
+             moves the running one, ACT writes the weights
     turn     PE transposes the weights, ACT and DVE bring them back to SBUF
-    sum      PE adds weight * [values | 1], DVE corrects the accumulator by exp(old - new maximum)
+    sum      PE adds weight * [values | 1]; GpSimd corrects the accumulator by exp(old - new
+             maximum), DVE adds to it
 
 The second and third stage of a step follow PENDING steps behind the first. The accumulator has the
-row sum in its last column, as that of the bounded softmax.
+row sum in its last column, as that of the bounded softmax. ACT and DVE, the busiest engines, are
+kept equally busy by the choice of who brings back weights; at best both take 1.7 times as long as
+ACT takes for the bounded softmax (16 key tiles: 3.1 us for maximum, exp, transposed weights and
+sum, against 1.8 us of exp).
 """
 
 from dataclasses import dataclass
@@ -39,9 +44,8 @@ SHORT_SHARE_TILES = 8
 AHEAD = 2
 """Groups of transposed weights between a transpose and its use: one in each bank."""
 
-DVE_TURN = 4
-"""Of so many groups of transposed weights DVE brings back one, ACT the others; in the first step of
-a row tile, beside which DVE prepares the chunk, ACT brings back all."""
+BESIDE_NS = 400.0
+"""What a step of other work takes of DVE, about."""
 
 TURN_BYTES = 1024
 """Most bytes of a PSUM bank that hold transposes; its end holds a sum."""
@@ -112,7 +116,8 @@ class ExactRows(nl.NKIObject):
         self.num_scores = 0
         self.num_steps = 0
         self.num_turns = 0
-        self.num_groups = 0
+        # By how much more time ACT is busy than DVE.
+        self.lead_ns = 0.0
         self.beside: list[list[Any]] = []
         self.result: Any = None
 
@@ -186,11 +191,14 @@ class ExactRows(nl.NKIObject):
         scale: ScoreScale,
     ) -> None:
         """A row tile over the key tiles begin .. end - 1 of some columns."""
-        for first in range(begin, end, STEP_TILES):
-            count = min(STEP_TILES, end - first)
+        first = begin
+        for steps in range((end - begin + STEP_TILES - 1) // STEP_TILES, 0, -1):
+            # Of about the same length: a short step has the latencies of a long one.
+            count = (end - first + steps - 1) // steps
             is_first = first == begin and not add
             last = ends_chunk and first + count == end
             self.issue(t, keys, values, first, count, mask, first_tile, is_first, last, scale)
+            first = first + count
 
     def issue(
         self,
@@ -230,6 +238,7 @@ class ExactRows(nl.NKIObject):
         for half in range(num_halves):
             scores = halves[half]
             begin = half * HALF_TILES * PARTITIONS
+            self.lead_ns = self.lead_ns + scalar_ns(scores.shape[1])
             nisa.activation(
                 dst=weights[:, begin : begin + scores.shape[1]], op=nl.exp, data=scores,
                 bias=bias, scale=scale.positive,
@@ -241,7 +250,19 @@ class ExactRows(nl.NKIObject):
                 for work in queue:
                     if work.done < work.steps:
                         work.step()
+                        self.lead_ns = self.lead_ns - BESIDE_NS
                         break
+
+    def engine_of_turn(self, columns: int, may_be_vector: bool) -> nisa.engine:
+        """Who brings back transposed weights: ACT, or DVE where it is less busy.
+
+        Of two groups in a row, in different banks, DVE takes one at most: so both work at once.
+        """
+        if may_be_vector and self.lead_ns > 0:
+            self.lead_ns = self.lead_ns - vector_ns(columns // 2)
+            return nisa.engine.vector
+        self.lead_ns = self.lead_ns + scalar_ns(columns)
+        return nisa.engine.scalar
 
     def write_scores(self, step: ExactStep, half: int, largest: nl.NkiTensor) -> nl.NkiTensor:
         """Scores of up to HALF_TILES key tiles in PSUM, and their maximum in column `half`."""
@@ -267,6 +288,7 @@ class ExactRows(nl.NKIObject):
                 )  # fmt: skip
         for j in range(tiles):
             self.add_unseen(step, begin + j, scores[:, j * PARTITIONS : (j + 1) * PARTITIONS])
+        self.lead_ns = self.lead_ns - vector_ns(tiles * PARTITIONS)
         nisa.tensor_reduce(
             dst=largest[:, half : half + 1], op=nl.maximum, data=scores, axis=1, keepdims=True
         )
@@ -285,6 +307,7 @@ class ExactRows(nl.NKIObject):
 
     def move_shift(self, step: ExactStep, largest: nl.NkiTensor, num_halves: int) -> nl.NkiTensor:
         """Minus the running maximum, moved by a step."""
+        self.lead_ns = self.lead_ns - num_halves * vector_ns(1)
         both = largest[:, 0:1]
         if num_halves == 2:
             both = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -306,11 +329,26 @@ class ExactRows(nl.NKIObject):
         return moved
 
     def correct(self, step: ExactStep, moved: nl.NkiTensor) -> None:
-        """The correction of the accumulator; GpSimd, which is idle, keeps the new shift."""
+        """The correction of the accumulator; GpSimd, which has time, keeps the new shift."""
         if not step.is_first:
             shift = self.neg_shift[:, step.t : step.t + 1]
+            self.lead_ns = self.lead_ns + scalar_ns(1)
             nisa.activation(dst=step.correction, op=nl.exp, data=shift, bias=moved, scale=-1.0)
             nisa.tensor_copy(dst=shift, src=moved, engine=nisa.engine.gpsimd)
+
+    def rescale(self, step: ExactStep) -> None:
+        """Correct the accumulator by what a step moved the maximum."""
+        if not step.is_first:
+            nisa.tensor_tensor(
+                dst=self.acc_of(step), data1=self.acc_of(step),
+                data2=step.correction.ap([[1, PARTITIONS], [0, self.tiles.d + 1]]),
+                op=nl.multiply, engine=nisa.engine.gpsimd,
+            )  # fmt: skip
+
+    def acc_of(self, step: ExactStep) -> nl.NkiTensor:
+        """The accumulator of a step's row tile, [128, d + 1]."""
+        width = self.tiles.d + 1
+        return self.tiles.acc[:, step.t * width : (step.t + 1) * width]
 
     def groups_of(self, step: ExactStep) -> int:
         """Groups of key tiles whose weights are transposed together."""
@@ -328,12 +366,17 @@ class ExactRows(nl.NKIObject):
         return bank[:, MATMUL_COLUMNS - self.tiles.d - 1 : MATMUL_COLUMNS]
 
     def begin_turn(self) -> None:
-        """End the sums of one step; the first groups of the next one's weights."""
+        """The first groups of one step's weights; end the sums of the step before.
+
+        In this order, as PE waits for transposed weights longer than for a bank.
+        """
+        if len(self.pending) > 0:
+            self.turn(self.pending[0], 0, AHEAD)
         for step in self.summing:
             self.finish(step)
         self.summing = []
         if len(self.pending) > 0:
-            self.turn(self.pending[0], 0, AHEAD)
+            self.rescale(self.pending[0])
 
     def end_turn(self) -> None:
         """The other groups, each with the sum of the group AHEAD places before."""
@@ -353,11 +396,7 @@ class ExactRows(nl.NKIObject):
         for group in range(begin, min(end, self.groups_of(step))):
             first = group * tiles
             count = min(tiles, step.count - first)
-            engine = nisa.engine.scalar
-            if not step.is_first:
-                if self.num_groups % DVE_TURN == 0:
-                    engine = nisa.engine.vector
-                self.num_groups = self.num_groups + 1
+            engine = self.engine_of_turn(count * PARTITIONS, group % 2 == 0)
             self.transpose(
                 RowTiles(weights, PARTITIONS, PARTITIONS), first, count,
                 turned[:, first * PARTITIONS : (first + count) * PARTITIONS], engine,
@@ -378,19 +417,17 @@ class ExactRows(nl.NKIObject):
 
     def finish(self, step: ExactStep) -> None:
         """P V of the last groups, and the accumulator."""
-        d = self.tiles.d
         groups = self.groups_of(step)
         for group in range(max(0, groups - AHEAD), groups):
             self.add_values(step, group)
         total = self.sum_of(step)
-        acc = self.tiles.acc[:, step.t * (d + 1) : (step.t + 1) * (d + 1)]
+        acc = self.acc_of(step)
         if step.is_first:
+            self.lead_ns = self.lead_ns + scalar_ns(self.tiles.d + 1)
             nisa.tensor_copy(dst=acc, src=total, engine=nisa.engine.scalar)
         else:
-            nisa.scalar_tensor_tensor(
-                dst=acc, data=acc, op0=nl.multiply, operand0=step.correction, op1=nl.add,
-                operand1=total,
-            )  # fmt: skip
+            self.lead_ns = self.lead_ns - vector_ns(self.tiles.d + 1)
+            nisa.tensor_tensor(dst=acc, data1=total, data2=acc, op=nl.add)
         ends_block = (step.t + 1) % BLOCK_TILES == 0 or step.t + 1 == self.tiles.num_tiles
         if self.result is not None and step.ends_chunk and ends_block:
             self.result.add_block(step.t // BLOCK_TILES)
@@ -403,7 +440,7 @@ class ExactRows(nl.NKIObject):
         self.num_scores = 0
         self.num_steps = 0
         self.num_turns = 0
-        self.num_groups = 0
+        self.lead_ns = 0.0
 
     def transpose(
         self,
@@ -434,3 +471,13 @@ class ExactRows(nl.NKIObject):
                 dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS], src=bank,
                 engine=engine,
             )  # fmt: skip
+
+
+def scalar_ns(columns: int) -> float:
+    """Time of an ACT instruction: a column per cycle of 1.2 GHz, and 64 more."""
+    return (columns + 64) / 1.2
+
+
+def vector_ns(columns: int) -> float:
+    """Time of a DVE instruction: a column per cycle of 0.96 GHz, and 64 more."""
+    return (columns + 64) / 0.96

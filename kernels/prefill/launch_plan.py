@@ -12,7 +12,13 @@ from ...reference.paging import cdiv
 from ..tile_schedule import PARTITIONS, Share, core_shares
 from .band import Band
 from .exact_rows import STEP_TILES
-from .paged_prior import TAIL_SEGMENT, WINDOW_SEGMENT, whole_segment_size
+from .paged_prior import (
+    HALF_SEGMENT,
+    TAIL_SEGMENT,
+    WINDOW_SEGMENT,
+    takes_half,
+    whole_segment_size,
+)
 from .share_tiles import BLOCK_TILES, num_blocks_of
 from .window_stream import window_tiles
 
@@ -34,6 +40,8 @@ class ProgramShape:
     """Tokens of the prior's segments; None: there is no prior."""
     block_size: int
     k_pre_transposed: bool
+    is_cast: bool = False
+    """The cache has another dtype than the chunk."""
 
     @property
     def parts(self) -> int:
@@ -54,7 +62,10 @@ class ProgramShape:
             self.segment, self.block_size, share, softmax == "exact",
             self.bytes_per_element * self.parts,
         )  # fmt: skip
-        return [whole // PARTITIONS] * bodies + [tail]
+        segments = [whole // PARTITIONS] * bodies + [tail]
+        if softmax == "exact" and takes_half(whole, share, self.bytes_per_element * self.parts):
+            segments.append(HALF_SEGMENT // PARTITIONS)
+        return segments
 
     def sections(self) -> tuple[int, int, int]:
         """First and last key tile of a window's sections, and how many are in one."""
@@ -86,7 +97,9 @@ class ProgramShape:
             steps += heads * sum(n // section for n in edge)
             steps += tiles * sum(cdiv(n, STEP_TILES) for n in segments)
             products = chunk_pairs * (2.15 + (parts + copies) / 4)
-            products += prior_pairs * (2.4 + (parts + copies) / 4)
+            products += prior_pairs * (2.1 + (parts + copies) / 4)
+            if self.is_cast or self.k_pre_transposed:
+                products += prior_pairs / 4  # masks
             return int(products) + 8 * steps + prepared
         # Of a block of up to BLOCK_TILES row tiles, a key tile counts once, cut ones alone.
         block_keys = heads * (sum(own) + sum(edge)) // min(BLOCK_TILES, tiles) + num_blocks_of(

@@ -6,13 +6,18 @@ from ..loading import broadcast_row, element_bytes
 from ..softmax import ScoreScale, cached_scale
 from ..tile_schedule import PARTITIONS, Share
 from .bounded import BoundedRows
+from .chunk_stream import ChunkKeys
 from .exact_rows import ExactRows
+from .first_key import FirstKey
 from .prior_stream import MANY_BLOCKS, PriorStream
 from .share_tiles import num_blocks_of
 from .window_stream import WindowTokens
 
 TAIL_SEGMENT = 512
 """Tokens of the segments that hold what the whole segments leave of the prior."""
+
+HALF_SEGMENT = 2 * TAIL_SEGMENT
+"""Tokens of longer ones, of which the exact softmax with many rows takes as many as it can."""
 
 LONG_SHARE = 16
 """Row tiles of a share above which one whole segment is computed per trip of the exact softmax."""
@@ -88,14 +93,26 @@ class PagedPrior(nl.NKIObject):
         self.whole.append(self.segments_of(size))
         return self.whole[len(self.whole) - 1]
 
-    def stream(self, rows: BoundedRows | ExactRows, kv_head: int) -> PriorStream | None:
-        """The prior of a share; None: the share sees nothing of it."""
+    def stream(
+        self, rows: BoundedRows | ExactRows, keys: ChunkKeys, num_tokens: nl.NkiTensor
+    ) -> PriorStream | None:
+        """The prior of a share; None: the share sees nothing of it.
+
+        `keys` are those of the chunk, of which `num_tokens` [128, 1] fp32 are real.
+        """
         tiles = rows.tiles
+        kv_head = keys.kv_head
+        first_key: FirstKey | None = None
+        if rows.is_exact and self.k_cache.dtype == self.dtype and not self.k_pre_transposed:
+            first_key = FirstKey(keys.k, kv_head, num_tokens)
         if self.window is not None or self.tail is None:
             if not tiles.band.sees(tiles.row_tile(0) + 1):
                 return None
-            return PriorStream(rows, None, True, self.tail, self.window, self.prior_count, kv_head)
+            return PriorStream(
+                rows, None, True, None, self.tail, self.window, self.prior_count, kv_head, first_key
+            )
         whole = None
+        half = None
         in_pairs = True
         if self.kv_segment_size > TAIL_SEGMENT:
             size, num_bodies = whole_segment_size(
@@ -104,7 +121,13 @@ class PagedPrior(nl.NKIObject):
             )  # fmt: skip
             whole = self.whole_segments(size)
             in_pairs = num_bodies > 1
-        return PriorStream(rows, whole, in_pairs, self.tail, None, self.prior_count, kv_head)
+            if rows.is_exact and takes_half(
+                size, tiles.share, element_bytes(self.dtype) * len(tiles.queries)
+            ):
+                half = self.whole_segments(HALF_SEGMENT)
+        return PriorStream(
+            rows, whole, in_pairs, half, self.tail, None, self.prior_count, kv_head, first_key
+        )
 
     def score_scale(self, kv_head: int, scale: float) -> ScoreScale:
         """Factor of scores against the cached keys of a KV head."""
@@ -138,3 +161,12 @@ def whole_segment_size(
     if is_exact and len(share.row_tiles) > LONG_SHARE:
         return size, 1
     return size, 3
+
+
+def takes_half(whole_size: int, share: Share, key_bytes: int) -> bool:
+    """Whether the exact softmax of a share takes segments of HALF_SEGMENT between the others.
+
+    `key_bytes` as above: SBUF has no room for those of long keys.
+    """
+    many = num_blocks_of(share) > MANY_BLOCKS
+    return many and key_bytes == 2 and whole_size % HALF_SEGMENT == 0

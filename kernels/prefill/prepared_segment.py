@@ -12,6 +12,7 @@ from ..softmax import MASKED
 from ..tile_schedule import PARTITIONS
 from .bounded import LAG, BoundedRows
 from .exact_rows import ExactRows
+from .first_key import FirstKey
 
 KEY_TILES_PER_STEP = 3
 """Key tiles that one step transposes."""
@@ -34,6 +35,7 @@ class PreparedSegment(nl.NKIObject):
         walk: Any,  # where in it, from its new_walk
         kv_head: int,
         is_partial: bool,  # whether tokens beyond the prior may be among the rows
+        first_key: FirstKey | None,  # in place of absent keys
     ) -> None:
         d, tokens = prior.d, prior.tokens
         self.rows = rows
@@ -41,6 +43,7 @@ class PreparedSegment(nl.NKIObject):
         self.walk = walk
         self.kv_head = kv_head
         self.is_partial = is_partial
+        self.first_key = first_key
         self.k_stage = prior.new_key_stage()
         self.v_stage = nl.ndarray((PARTITIONS, tokens * d), dtype=prior.v_dtype, buffer=nl.sbuf)
         self.blocks = prior.new_blocks()
@@ -48,9 +51,9 @@ class PreparedSegment(nl.NKIObject):
         self.mapped = nl.ndarray((PARTITIONS, prior.runs), dtype=nl.float32, buffer=nl.sbuf)
         self.keys = new_columns(tokens, d, prior.dtype)
         self.values = nl.ndarray((PARTITIONS, tokens * (d + 1)), dtype=prior.dtype, buffer=nl.sbuf)
-        # MASKED where a token is absent, for rows that take an exact maximum.
+        # MASKED where a token is absent, for rows that take an exact maximum of what is there.
         self.mask: nl.NkiTensor | None = None
-        if rows.is_exact:
+        if rows.is_exact and first_key is None:
             self.mask = nl.ndarray((1, prior.segment_size), dtype=nl.bfloat16, buffer=nl.sbuf)
         self.k_rows = self.k_stage[0]
         self.row_steps = 0
@@ -77,8 +80,13 @@ class PreparedSegment(nl.NKIObject):
 
     def clear(self, k_engine: nisa.engine, v_engine: nisa.engine, zero: nl.NkiTensor) -> None:
         """Write the staging tiles once, before the first gather skips rows of them."""
-        for stage in self.k_stage:
-            clear(stage.view(nl.float32), k_engine, zero)
+        if self.first_key is not None and not self.is_partial:
+            self.first_key.fill(self.k_stage[0], k_engine)
+        else:
+            for stage in self.k_stage:
+                clear(stage.view(nl.float32), k_engine, zero)
+        if self.first_key is not None and self.is_partial:
+            self.first_key.fill(self.k_rows, k_engine)
         clear(self.v_stage.view(nl.float32), v_engine, zero)
 
     def fetch(self) -> None:
@@ -93,6 +101,8 @@ class PreparedSegment(nl.NKIObject):
 
     def fetch_rows(self, part: int) -> None:
         """Start a part of the gather of the segment whose table was read; the last one moves on."""
+        if part == 0 and self.prior.seen_in_part and self.first_key is not None:
+            self.first_key.fill(self.k_stage[0], nisa.engine.gpsimd)
         self.prior.fetch_rows(
             self.walk, self.blocks, self.kv_head, self.k_stage, self.v_stage, part
         )
@@ -176,17 +186,19 @@ class PreparedSegment(nl.NKIObject):
         return first, (index + 1) * tokens // pieces - first
 
     def write_key_rows(self, index: int) -> None:
-        """A piece of the key rows in the dtype of the queries, zero where a partial one ends."""
+        """A piece of the key rows in the dtype of the queries.
+
+        Of a partial segment zero where a token is absent, or what is there, from clear() on.
+        """
         d, tokens = self.prior.d, self.prior.tokens
         first, count = self.piece(index, self.row_steps)
         own = self.k_rows[:, first * d : (first + count) * d]
         stage = self.k_stage[0][:, first * d : (first + count) * d]
-        if self.is_partial:
-            nisa.select_reduce(
-                dst=own,
-                predicate=self.present.ap([[tokens, PARTITIONS], [1, count], [0, d]], offset=first),
-                on_true=stage, on_false=0.0,
-            )  # fmt: skip
+        present = self.present.ap([[tokens, PARTITIONS], [1, count], [0, d]], offset=first)
+        if self.is_partial and self.first_key is not None:
+            nisa.tensor_copy_predicated(dst=own, src=stage, predicate=present)
+        elif self.is_partial:
+            nisa.select_reduce(dst=own, predicate=present, on_true=stage, on_false=0.0)
         else:
             nisa.tensor_copy(dst=own, src=stage)
 

@@ -6,7 +6,8 @@ A dynamic loop has one traced body, hence fixed addresses:
                    prepared and the gather of its successor started. An odd last one follows.
     TailSegments   one per trip: the prepared segment is copied to the tiles that the body computes
                    with. What whole segments leave, in shorter ones, the first and last one partly
-                   used; or whole ones where a body of two would make the program too long.
+                   used, for the exact softmax with many rows in two lengths; or whole ones where a
+                   body of two would make the program too long.
 """
 
 from ..backend import nisa, nl
@@ -16,6 +17,7 @@ from ..softmax import ScoreScale
 from ..tile_schedule import PARTITIONS
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
+from .first_key import FirstKey
 from .prepared_segment import FetchAhead, PreparedSegment
 from .window_stream import WindowSections, WindowTokens
 
@@ -32,13 +34,14 @@ class WholeSegments(nl.NKIObject):
         prior: PagedSegments,
         prior_count: nl.NkiTensor,  # [128, 1] fp32
         kv_head: int,
+        first_key: FirstKey | None,
     ) -> None:
         self.rows = rows
         self.prior = prior
         walk = prior.new_walk(prior_count)
         self.segments = [
-            PreparedSegment(rows, prior, walk, kv_head, False),
-            PreparedSegment(rows, prior, walk, kv_head, False),
+            PreparedSegment(rows, prior, walk, kv_head, False, first_key),
+            PreparedSegment(rows, prior, walk, kv_head, False, first_key),
         ]
 
     def attend(
@@ -91,6 +94,7 @@ class TailSegments(nl.NKIObject):
         rows: BoundedRows | ExactRows,
         prior: PagedSegments,
         kv_head: int,
+        first_key: FirstKey | None,
         is_partial: bool,  # whether some segment may hold tokens beyond the prior
         skips: bool = False,  # whether tokens of the first one may be left out
     ) -> None:
@@ -100,7 +104,7 @@ class TailSegments(nl.NKIObject):
         if skips:
             walk.skipped = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         self.walk = walk
-        self.segments = [PreparedSegment(rows, prior, self.walk, kv_head, is_partial)]
+        self.segments = [PreparedSegment(rows, prior, self.walk, kv_head, is_partial, first_key)]
         following = self.segments[0]
         if prior.key_columns is not None:
             prior.write_positions()
@@ -149,8 +153,9 @@ class TailSegments(nl.NKIObject):
 class PriorStream(nl.NKIObject):
     """All of a share's prior.
 
-    Without a window whole segments, then the tail. With one the sections that a window's edge may
-    cut (window_stream.py), then what lies between them and the chunk, as a tail.
+    Without a window whole segments, then the tail, of which the exact softmax takes longer pieces
+    first. With one the sections that a window's edge may cut (window_stream.py), then what lies
+    between them and the chunk, as a tail.
     """
 
     def __init__(
@@ -158,16 +163,20 @@ class PriorStream(nl.NKIObject):
         rows: BoundedRows | ExactRows,
         whole: PagedSegments | None,
         in_pairs: bool,  # two whole segments per trip
+        half: PagedSegments | None,  # twice as long as the tail's
         tail: PagedSegments | None,
         window: WindowTokens | None,
         prior_count: nl.NkiTensor,  # [128, 1] fp32
         kv_head: int,
+        first_key: FirstKey | None,
     ) -> None:
         self.zero = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.zero, value=0.0, engine=nisa.engine.gpsimd)
         self.prior_count = prior_count
+        self.first_key = first_key
         self.whole: WholeSegments | None = None
         self.single: TailSegments | None = None
+        self.half: TailSegments | None = None
         self.tail: TailSegments | None = None
         self.window: WindowSections | None = None
         # Those that are prepared before the first one is computed.
@@ -176,26 +185,32 @@ class PriorStream(nl.NKIObject):
         self.beside: list[PreparedSegment | FetchAhead] = []
         # Loop bounds in tokens: nothing is done where they are not loaded.
         self.pairs_end = nisa.register_alloc(0)
+        self.whole_end = nisa.register_alloc(0)
         self.tail_start = nisa.register_alloc(0)
         self.end = nisa.register_alloc(0)
         self.whole_size = 0
         if whole is not None:
             self.whole_size = whole.segment_size
             if in_pairs:
-                self.whole = WholeSegments(rows, whole, prior_count, kv_head)
+                self.whole = WholeSegments(rows, whole, prior_count, kv_head, first_key)
                 self.first_segments.append(self.whole.segments[0])
             else:
-                self.single = TailSegments(rows, whole, kv_head, False)
+                self.single = TailSegments(rows, whole, kv_head, first_key, False)
                 self.first_segments.append(self.single.segments[0])
         if window is not None:
-            self.window = WindowSections(rows, window, kv_head)
+            self.window = WindowSections(rows, window, kv_head, first_key)
             self.first_segments.append(self.window.segments[0])
+        if half is not None:
+            self.half = TailSegments(rows, half, kv_head, first_key, True)
+            self.first_segments.append(self.half.segments[0])
         if tail is not None:
-            self.tail = TailSegments(rows, tail, kv_head, True, window is not None)
+            self.tail = TailSegments(rows, tail, kv_head, first_key, True, window is not None)
             self.first_segments.append(self.tail.segments[0])
 
     def begin(self) -> None:
         """Read the table of the first segment and clear its staging tiles."""
+        if self.first_key is not None:
+            self.first_key.write()
         if self.whole_size > 0 or self.window is not None:
             first = self.first_segments[0]
             first.fetch_blocks()
@@ -214,29 +229,41 @@ class PriorStream(nl.NKIObject):
                 self.window.segments[1].clear(nisa.engine.scalar, nisa.engine.scalar, self.zero)
 
     def load_bounds(self, tail: TailSegments) -> None:
-        """Loop bounds in registers, and where the tail begins."""
+        """Loop bounds in registers, and where each kind of segment begins."""
+        count = self.prior_count
+        load_tokens(self.end, count)
         if self.whole_size > 0:
-            _, pairs = aligned_down(self.prior_count, 2 * self.whole_size)
+            _, pairs = aligned_down(count, 2 * self.whole_size)
             load_tokens(self.pairs_end, pairs)
-            tail.begin(self.prior_count, self.prior_count, self.whole_size, self.tail_start)
+            if self.half is None:
+                tail.begin(count, count, self.whole_size, self.tail_start)
+                nisa.register_move(self.whole_end, self.tail_start)
+                return
+            self.half.begin(count, count, self.whole_size, self.whole_end)
+            # As many as leave one shorter segment at most; they may reach beyond the prior.
+            rest = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+            short = tail.prior.segment_size
+            nisa.tensor_scalar(dst=rest, data=count, op0=nl.add, operand0=float(short - 1))
+            tail.begin(count, rest, 2 * short, self.tail_start)
         elif self.window is not None:
             first = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_scalar(
-                dst=first, data=self.prior_count, op0=nl.add,
+                dst=first, data=count, op0=nl.add,
                 operand0=float(self.window.end_tile * PARTITIONS),
             )  # fmt: skip
-            tail.begin(self.prior_count, first, tail.prior.segment_size, self.tail_start)
+            tail.begin(count, first, tail.prior.segment_size, self.tail_start)
         else:
-            nisa.tensor_copy(dst=tail.walk.counts, src=self.prior_count)
-        load_tokens(self.end, self.prior_count)
+            nisa.tensor_copy(dst=tail.walk.counts, src=count)
 
     def fetch_others(self) -> None:
-        """Start the gathers of the tail's first segment and of the second other one."""
+        """Start the gathers of the tail's first segments and of the second other one."""
         if self.tail is not None:
             self.load_bounds(self.tail)
-            following = self.tail.segments[0]
-            following.clear(nisa.engine.gpsimd, nisa.engine.gpsimd, self.zero)
-            following.fetch()
+            for tail in [self.half, self.tail]:
+                if tail is not None:
+                    following = tail.segments[0]
+                    following.clear(nisa.engine.gpsimd, nisa.engine.gpsimd, self.zero)
+                    following.fetch()
         if self.whole is not None:
             self.whole.segments[1].fetch()
         self.beside = []
@@ -253,8 +280,10 @@ class PriorStream(nl.NKIObject):
     def attend(self, scale: ScoreScale) -> None:
         """Every block over all other segments."""
         if self.whole is not None:
-            self.whole.attend(self.pairs_end, self.tail_start, scale)
+            self.whole.attend(self.pairs_end, self.whole_end, scale)
         if self.single is not None:
-            self.single.attend(0, self.tail_start, scale)
+            self.single.attend(0, self.whole_end, scale)
+        if self.half is not None:
+            self.half.attend(self.whole_end, self.tail_start, scale)
         if self.tail is not None:
             self.tail.attend(self.tail_start, self.end, scale)

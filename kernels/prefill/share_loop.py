@@ -94,7 +94,7 @@ class ShareLoop(nl.NKIObject):
             bounded = BoundedRows(tiles, self.q.dtype, self.scale)
             stream = None
             if prior is not None:
-                stream = prior.stream(bounded, keys.kv_head)
+                stream = prior.stream(bounded, keys, self.real)
             result = attend_share(
                 bounded, self.q, keys, stream, own_valid, value_scale, own_sinks, prior_scale,
                 condition, self.out, beside,
@@ -106,7 +106,7 @@ class ShareLoop(nl.NKIObject):
             exact = ExactRows(tiles, self.q.dtype, self.scale)
             stream = None
             if prior is not None:
-                stream = prior.stream(exact, keys.kv_head)
+                stream = prior.stream(exact, keys, self.real)
             attend_share(
                 exact, self.q, keys, stream, own_valid, value_scale, own_sinks, prior_scale,
                 condition, self.out, beside,

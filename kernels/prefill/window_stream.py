@@ -20,6 +20,7 @@ from ..tile_schedule import PARTITIONS
 from .band import Band
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
+from .first_key import FirstKey
 from .prepared_segment import PreparedSegment
 
 SECTION_BYTES = 32
@@ -102,6 +103,8 @@ class WindowTokens(nl.NKIObject):
         self.fetch_steps = (self.tokens + TILES_PER_FETCH - 1) // TILES_PER_FETCH
         self.run = 1
         self.runs = self.tokens
+        # Some rows do not see an earlier section.
+        self.seen_in_part = True
         assert self.first_token(self.begin_tile) >= 0, "slots must name every token of the window"
 
     def first_token(self, tile: int) -> int:
@@ -200,7 +203,13 @@ class WindowTokens(nl.NKIObject):
 class WindowSections(nl.NKIObject):
     """The sections of a window's edge, in turn in two sets of tiles."""
 
-    def __init__(self, rows: BoundedRows | ExactRows, tokens: WindowTokens, kv_head: int) -> None:
+    def __init__(
+        self,
+        rows: BoundedRows | ExactRows,
+        tokens: WindowTokens,
+        kv_head: int,
+        first_key: FirstKey | None,
+    ) -> None:
         self.rows = rows
         self.tokens = tokens
         self.end_tile = tokens.end_tile
@@ -209,7 +218,7 @@ class WindowSections(nl.NKIObject):
         # Walks of their own: the first gathers of both sets are issued in any order.
         for i in range(min(2, self.num_sections)):
             walk = tokens.new_walk(i)
-            self.segments.append(PreparedSegment(rows, tokens, walk, kv_head, False))
+            self.segments.append(PreparedSegment(rows, tokens, walk, kv_head, False, first_key))
 
     def attend(self, scale: ScoreScale) -> None:
         """Every block over the sections, of which the first is prepared."""
