@@ -6,13 +6,14 @@ Formula. For query head h, row i < num_tokens, KV head g = h // (H / KV):
 where sinks[h] joins the sum of the softmax as one more logit without a value. Rows >= num_tokens
 are zero. k and v are stored through slot_mapping as in write_kv_cache.
 
-Supported range. S a multiple of 128 up to 8192, S * head_dim * element size up to 4 MiB (S = 8192
-with 128 fp32 features), head_dim up to 256, H a multiple of KV, bf16, fp16 or fp32, one or two
-cores. softmax="bounded": bf16 or fp32, half that size. Rows >= num_tokens of q, k, v may hold NaN
-or infinity.
-`segattn.kernels.padded_prefill` checks arguments and launches the kernel, or, where its program
-would be too long for all heads (prefill/launch_plan.py), chunk_attention_kernel for some at a time
-and the cache write; the kernels only assert shapes.
+Supported range and errors. S a multiple of 128 up to 8192, S * head_dim * element size up to 4 MiB
+(S = 8192 with 128 fp32 features), head_dim up to 256, H a multiple of KV, bf16, fp16 or fp32, one
+or two cores. softmax="bounded": bf16 or fp32, half that size. Rows >= num_tokens of q, k, v may
+hold NaN or infinity.
+`segattn.kernels.padded_prefill` raises ValueError for anything else and launches the kernel, or,
+where its program would be too long for all heads (prefill/launch_plan.py), chunk_attention_kernel
+for some at a time and the cache write; the kernels only assert shapes. FloatingPointError where the
+check of "bounded" fails; the caches are as before then.
 
 Loop nest, of pieces in prefill/. Share of the core (heads of a KV head and rows of them, 8192 rows
 in bf16 at most; those after the first rows of their heads are left out at run time when they are

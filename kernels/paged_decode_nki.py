@@ -8,12 +8,13 @@ query head h on KV head g:
 where sinks[h] joins the sum of the softmax as one more logit without a value, and keys and values
 are the stored ones times k_scale[g], v_scale[g]. Other rows are zero.
 
-Supported range. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256, block_size
-a power of two >= 16; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores.
+Supported range and errors. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256,
+block_size a power of two >= 16; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two
+cores.
 Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and holes
 are in the lists of `decode.plan`, made on the host for each step; sizes that are compiled in
-depend on shapes alone. `segattn.kernels.paged_decode` checks arguments; the kernel only asserts
-shapes.
+depend on shapes alone. `segattn.kernels.paged_decode` raises ValueError for anything else; the
+kernel only asserts shapes.
 
 Loop nest. Group of slots (runtime count) -> slot: up to 128 runs of `tokens` tokens -> run token.
 A slot holds spans: runs of up to `slot_spans` chains; a chain is a request on `heads` KV heads. A

@@ -7,14 +7,15 @@ where sinks[h] joins the sum of the softmax as one more logit without a value. K
 positions < prior_tokens come from the cache through block_table (-1: absent) as stored value times
 k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
 
-Supported range. S and head_dim as in padded_prefill, H a multiple of KV, block_size a power of two,
-any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of block_size; bf16,
-fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is padded with -1 to
-whole segments and three more. A window needs the slots of the tokens before the chunk
-(window_plan.py). k and v may be some of the cache's KV heads, consecutive ones from first_kv_head
-on. Unused cache rows and padded rows may hold NaN or infinity.
-`segattn.kernels.segmented_attention` checks arguments and launches the kernel, for some heads at a
-time where its program would be too long (prefill/launch_plan.py); the kernel only asserts shapes.
+Supported range and errors. S and head_dim as in padded_prefill, H a multiple of KV, block_size a
+power of two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of
+block_size; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is
+padded with -1 to whole segments and three more. A window needs the slots of the tokens before the
+chunk (window_plan.py). k and v may be some of the cache's KV heads, consecutive ones from
+first_kv_head on. Unused cache rows and padded rows may hold NaN or infinity.
+`segattn.kernels.segmented_attention` raises ValueError for anything else and launches the kernel,
+for some heads at a time where its program would be too long (prefill/launch_plan.py); the kernel
+only asserts shapes. FloatingPointError where the check of "bounded" fails.
 
 Loop nest. Share of the core (consecutive query heads of a KV head): the chunk over itself as in
 padded_prefill, then

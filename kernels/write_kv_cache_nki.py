@@ -4,10 +4,11 @@ Formula. For every token t with slot_mapping[t] = s >= 0 and every KV head h:
     k_cache[s // block_size, h, s % block_size] = k[h, t] / k_scale[h], likewise v,
 held within +-240 for an fp8 cache, rounded to the cache's dtype.
 
-Supported range. Any number of tokens T >= 1 with T * (KV + 4) <= 350,000, which keeps the program
-below 20,000 instructions; KV * d <= 16,384; block_size a power of two; caches in the dtype of k and
-v, or fp8 with scales. Slots are distinct and below num_blocks * block_size; -1 is skipped.
-`segattn.kernels.write_kv_cache` checks all of it; the kernel only asserts shapes.
+Supported range and errors. Any number of tokens T >= 1 with T * (KV + 4) <= 350,000, which keeps
+the program below 20,000 instructions; KV * d <= 16,384; block_size a power of two; caches in the
+dtype of k and v, or fp8 with scales. Slots are distinct and below num_blocks * block_size; -1 is
+skipped. `segattn.kernels.write_kv_cache` raises ValueError for anything else; the kernel only
+asserts shapes.
 
 Loop nest. Tiles of 128 tokens -> K, V: one scatter for all KV heads. Without scales it copies HBM
 to HBM; with them a tile is loaded, scaled head by head and cast on the way.
