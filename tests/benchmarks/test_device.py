@@ -23,7 +23,12 @@ from segattn.benchmarks.device.calls import (
     save_arrays,
     save_call,
 )
-from segattn.benchmarks.device.kernels import capture, relative_error
+from segattn.benchmarks.device.kernels import (
+    TOLERANCE,
+    capture,
+    reference_error,
+    relative_error,
+)
 from segattn.benchmarks.kernels.modelled import public_functions
 from segattn.benchmarks.kernels.workloads import Prefill
 from segattn.tests.benchmarks.fake_neuron import instance
@@ -98,7 +103,9 @@ def test_a_call_keeps_the_order_of_arrays_and_scalars(tmp_path: Path) -> None:
 
 def test_a_captured_launch_replayed_from_its_folder_gives_the_same_result(tmp_path: Path) -> None:
     workload = Prefill(128, 32, q_heads=2, head_dim=64, block_size=16)
-    (launch,) = capture(workload, public_functions())
+    (launch,), result = capture(workload, public_functions())
+    assert 0 < reference_error(workload, result) < 5e-3
+    assert reference_error(workload, 1.02 * result.astype(np.float32)) > TOLERANCE
     assert launch.kernel == "kernels.segmented_attention_nki:segmented_attention_kernel"
     save_call(tmp_path, launch.kernel, launch.arguments, launch.num_cores)
     device_launch.main(tmp_path)
@@ -205,6 +212,7 @@ def test_a_row_is_compiled_checked_timed_profiled_and_kept(tmp_path: Path) -> No
     assert (measured["p50_us"], measured["p99_us"]) == pytest.approx((50.5, 99.01))
     assert (measured["iterations"], measured["num_cores"]) == (100, 2)
     assert measured["relative_error"] == 0
+    assert 0 < measured["reference_error"] < 5e-3
     (call,) = calls.iterdir()
     kept = {"call.json", "arguments.npz", "neff", "outputs.npz", "timing.json"}
     assert {p.name for p in call.iterdir()} == kept | {"profile.ntff", "profile_summary.json"}
@@ -224,6 +232,7 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
     failed, written = json.loads(out.read_text())["rows"]
     assert "too many instructions" in failed["error"]
     assert (written["kernel"], written["relative_error"]) == ("write_kv_cache", 0)
+    assert written["reference_error"] == 0
 
 
 def test_a_wrong_result_is_told(tmp_path: Path) -> None:
