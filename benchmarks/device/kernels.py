@@ -186,4 +186,4 @@ def run_measured(
 
 def _is_right(row: dict[str, Any]) -> bool:
     errors = row.get("relative_error", np.inf), row.get("reference_error", np.inf)
-    return max(errors) <= TOLERANCE
+    return bool(max(errors) <= TOLERANCE)
