@@ -74,6 +74,7 @@ class CacheWriter(nl.NKIObject):
         self.tiles: list[tuple[int, nl.NkiTensor]] = []  # first token, cache rows [tokens, 1]
         self.done = 0
         self.steps = 0
+        self.vector_ns = 0.0
 
     def prepare(self) -> None:
         """Load the slots, unless that was done; to be called before the first step."""

@@ -79,6 +79,7 @@ EXACT_ROWS = (
     Prefill(2048, 1500, fp8=True),
     Prefill(2048, 2047),
     Prefill(512, 2047, q_heads=8),
+    Prefill(2048, 1024, window=2454),
     Prefill(2048, 8192, window=2048),
     Prefill(2048, 8192, window=4096),
     Prefill(2048, 8192, window=8000),

@@ -122,6 +122,7 @@ class ChunkStream(nl.NKIObject):
         self.done = 0
         self.plan()
         self.steps = len(self.order)
+        self.vector_ns = 400.0
         self.loaded = 0
 
     def plan(self) -> None:

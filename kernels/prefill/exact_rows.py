@@ -30,7 +30,7 @@ STEP_TILES = 16
 """Key tiles of a step."""
 
 HALF_TILES = 8
-"""Key tiles of one maximum and one exp instruction: two PSUM banks."""
+"""Most key tiles of one maximum and one exp instruction: two PSUM banks."""
 
 SCORE_BUFFERS = 3
 """Score tiles of HALF_TILES: six of the eight PSUM banks; two hold transposes and sums."""
@@ -43,9 +43,6 @@ SHORT_SHARE_TILES = 8
 
 AHEAD = 2
 """Groups of transposed weights between a transpose and its use: one in each bank."""
-
-BESIDE_NS = 400.0
-"""What a step of other work takes of DVE, about."""
 
 TURN_BYTES = 1024
 """Most bytes of a PSUM bank that hold transposes; its end holds a sum."""
@@ -118,6 +115,7 @@ class ExactRows(nl.NKIObject):
         self.num_turns = 0
         # By how much more time ACT is busy than DVE.
         self.lead_ns = 0.0
+        # As in bounded.py; vector_ns of each is the time of a step on DVE, about.
         self.beside: list[list[Any]] = []
         self.result: Any = None
 
@@ -237,7 +235,7 @@ class ExactRows(nl.NKIObject):
         weights = self.weights[step.index % (PENDING + 1)]
         for half in range(num_halves):
             scores = halves[half]
-            begin = half * HALF_TILES * PARTITIONS
+            begin = half * tiles_of_half(step) * PARTITIONS
             self.lead_ns = self.lead_ns + scalar_ns(scores.shape[1])
             nisa.activation(
                 dst=weights[:, begin : begin + scores.shape[1]], op=nl.exp, data=scores,
@@ -250,7 +248,7 @@ class ExactRows(nl.NKIObject):
                 for work in queue:
                     if work.done < work.steps:
                         work.step()
-                        self.lead_ns = self.lead_ns - BESIDE_NS
+                        self.lead_ns = self.lead_ns - work.vector_ns
                         break
 
     def engine_of_turn(self, columns: int, may_be_vector: bool) -> nisa.engine:
@@ -265,10 +263,10 @@ class ExactRows(nl.NKIObject):
         return nisa.engine.scalar
 
     def write_scores(self, step: ExactStep, half: int, largest: nl.NkiTensor) -> nl.NkiTensor:
-        """Scores of up to HALF_TILES key tiles in PSUM, and their maximum in column `half`."""
+        """Scores of a half of the key tiles in PSUM, and their maximum in column `half`."""
         mask = step.mask
-        begin = half * HALF_TILES
-        tiles = min(HALF_TILES, step.count - begin)
+        begin = half * tiles_of_half(step)
+        tiles = min(tiles_of_half(step), step.count - begin)
         query = step.t * PARTITIONS
         key = (step.first + begin) * PARTITIONS
         scores = self.scores[self.num_scores % SCORE_BUFFERS][:, 0 : tiles * PARTITIONS]
@@ -471,6 +469,12 @@ class ExactRows(nl.NKIObject):
                 dst=columns[:, begin * PARTITIONS : (begin + count) * PARTITIONS], src=bank,
                 engine=engine,
             )  # fmt: skip
+
+
+def tiles_of_half(step: ExactStep) -> int:
+    """Key tiles of each half of a step, the last one with one less perhaps, or of all of it."""
+    halves = (step.count + HALF_TILES - 1) // HALF_TILES
+    return (step.count + halves - 1) // halves
 
 
 def scalar_ns(columns: int) -> float:

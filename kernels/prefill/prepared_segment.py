@@ -77,6 +77,7 @@ class PreparedSegment(nl.NKIObject):
         self.first_fetch = self.first_value + self.value_steps
         self.steps = self.first_fetch + prior.fetch_steps
         self.done = 0
+        self.vector_ns = 400.0
 
     def clear(self, k_engine: nisa.engine, v_engine: nisa.engine, zero: nl.NkiTensor) -> None:
         """Write the staging tiles once, before the first gather skips rows of them."""
@@ -249,6 +250,7 @@ class FetchAhead(nl.NKIObject):
         self.segment = segment
         self.steps = 1 + segment.prior.fetch_steps
         self.done = 0
+        self.vector_ns = 0.0
 
     def step(self) -> None:
         """Read the table, then start a part of the gather."""

@@ -53,6 +53,7 @@ class ZeroRows(nl.NKIObject):
                             piece = (share.first_head + head, share.row_tiles[tile], length)
                             self.pieces.append(piece)
         self.steps = len(self.pieces)
+        self.vector_ns = 0.0
         self.done = 0
         shape = (PARTITIONS, ZERO_TILES * out.shape[2])
         self.zeros = nl.ndarray(shape, dtype=out.dtype, buffer=nl.sbuf)

@@ -79,6 +79,7 @@ class ShareResult(nl.NKIObject):
         # factors are to be made before; 0: they are there.
         self.order: list[tuple[int, int, int]] = []
         self.steps = 0
+        self.vector_ns = 0.0  # as much on ACT
         self.done = 0
         self.ready_tiles = 0
 
