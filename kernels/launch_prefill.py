@@ -12,7 +12,7 @@ from .padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
 from .prefill.head_launches import launch_exact, launch_heads, of_heads
 from .prefill.launch_plan import ProgramShape, plan_launches
 from .prefill.paged_prior import TAIL_SEGMENT
-from .prefill.window_plan import window_slots
+from .prefill.window_plan import window_columns, window_slots
 from .segmented_attention_nki import segmented_attention_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
@@ -178,6 +178,7 @@ def segmented_attention(
     v_factors = check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows)
     program = (q_.shape[1], q_.shape[2], q_.dtype.itemsize)
     slots = window_slots(tables[0], prior, window, block_size, *program)
+    columns = window_columns(slots, prior, block_size) if k_pre_transposed else ()
     is_cast = k_rows.dtype != q_.dtype
     shape = ProgramShape(
         *program, lnc, mode, window, segment, block_size, k_pre_transposed, is_cast
@@ -191,7 +192,7 @@ def segmented_attention(
             device_fp8(k_rows), device_fp8(v_rows), tables, _number(prior), _number(count), segment,
             factor, window, of_heads(logits, q_heads), of_heads(k_factors, kv_heads),
             of_heads(v_factors, kv_heads), softmax, k_pre_transposed, slots,
-            _number(kv_heads.start) if some_heads else None,
+            _number(kv_heads.start) if some_heads else None, *columns,
         )  # fmt: skip
         return found
 

@@ -77,6 +77,8 @@ def segmented_attention_kernel(
     k_pre_transposed: bool = False,  # the K cache is [num_blocks, KV, d, block_size]
     window_slots: nl.NkiTensor | None = None,  # [1, tokens] int32, with a window above 1
     first_kv_head: nl.NkiTensor | None = None,  # [1, 1] int32: the cache's head that is k[0]
+    window_blocks: nl.NkiTensor | None = None,  # [1, blocks] int32, with a window above 1 and
+    window_seen: nl.NkiTensor | None = None,  # [1, tokens] uint8, k_pre_transposed
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over its prior and itself, and the flags [cores, H]."""
     num_q_heads, num_rows, d = q.shape
@@ -92,6 +94,7 @@ def segmented_attention_kernel(
     prior = PagedPrior(
         k_cache, v_cache, block_table, prior_tokens, window_slots, kv_segment_size, window,
         num_rows, q.dtype, k_scales, v_scales, k_pre_transposed, first_kv_head,
+        window_blocks, window_seen,
     )  # fmt: skip
     shares = core_shares(
         num_q_heads, num_q_heads // num_kv_heads, num_rows // PARTITIONS, d,

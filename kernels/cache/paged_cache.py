@@ -31,6 +31,7 @@ class SegmentBlocks(nl.NKIObject):
 
     by_run: nl.NkiTensor  # [128, runs]: block of each run of a partition
     in_row: nl.NkiTensor | None  # [1, blocks], for a pre-transposed K cache
+    seen: nl.NkiTensor | None = None  # [128, tokens] uint8: those that exist, of a window's section
 
 
 class PagedSegments(nl.NKIObject):
@@ -161,7 +162,7 @@ class PagedSegments(nl.NKIObject):
         nisa.tensor_tensor(dst=rows, data1=blocks.by_run, data2=self.block_rows, op=nl.multiply)
         nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
         if self.key_columns is not None and blocks.in_row is not None:
-            self.key_columns.gather(blocks.in_row, kv_head, k_stage)
+            self.key_columns.gather(blocks.in_row, kv_head, k_stage, 0, self.blocks)
         else:
             self.gather(self.k_runs, rows, kv_head, k_stage[0])
         self.gather(self.v_runs, rows, kv_head, v_stage)

@@ -20,9 +20,14 @@ def feature_parts(d: int) -> list[tuple[int, int]]:
 
 
 def queue_of(index: int) -> tuple[nisa.dge_mode, nisa.engine]:
-    """Who issues the DMA of a block: many small ones are bound by the issue rate of a queue."""
-    if index % 3 == 0:
+    """Who issues the DMA of a block: many small ones are bound by the issue rate of a queue.
+
+    ACT issues one beside its other work, but would wait for a tile that is not free yet.
+    """
+    if index % 4 == 0:
         return nisa.dge_mode.hwdge, nisa.engine.sync
+    if index % 4 == 1:
+        return nisa.dge_mode.hwdge, nisa.engine.scalar
     return nisa.dge_mode.unknown, nisa.engine.unknown
 
 
@@ -78,13 +83,15 @@ class TransposedKeys(nl.NKIObject):
         blocks: nl.NkiTensor,  # [1, blocks] int32 from fetch_blocks
         kv_head: int,
         stage: list[nl.NkiTensor],  # from new_stage, result
+        first: int,
+        count: int,
     ) -> None:
-        """Load the columns of a segment; those of a skipped block stay as they are."""
+        """Load the columns of some blocks of a segment; those of a skipped one stay as they are."""
         if self.first_head is not None:
             of_head = self.blocks_of_head(blocks, self.first_head)
-            self.gather_blocks(self.head_blocks, of_head, kv_head, stage)
+            self.gather_blocks(self.head_blocks, of_head, kv_head, stage, first, count)
         else:
-            self.gather_blocks(self.k_cache, blocks, kv_head, stage)
+            self.gather_blocks(self.k_cache, blocks, kv_head, stage, first, count)
 
     def blocks_of_head(self, blocks: nl.NkiTensor, first_head: nl.NkiTensor) -> nl.NkiTensor:
         """Numbers of a head's blocks among those of all heads; negative for -1."""
@@ -104,12 +111,14 @@ class TransposedKeys(nl.NKIObject):
         blocks: nl.NkiTensor,  # [1, blocks] int32
         kv_head: int,
         stage: list[nl.NkiTensor],
+        first_block: int,
+        count: int,
     ) -> None:
         """One DMA per block."""
         _, _, d, block_size = self.k_cache.shape
         for i in range(len(self.parts)):
             first, height = self.parts[i]
-            for block in range(self.blocks):
+            for block in range(first_block, first_block + count):
                 mode, engine = queue_of(block)
                 nisa.dma_copy(
                     dst=stage[i][:, block * block_size : (block + 1) * block_size],

@@ -90,6 +90,7 @@ class ProgramShape:
         prepared = int(keys * (1.5 * parts + 2) + tiles * (1.5 * parts + 2.5)) + 300
         if self.k_pre_transposed and self.segment is not None:
             prepared += 5 * parts * max(self.segment, TAIL_SEGMENT) // self.block_size
+            prepared += parts * (end - first) * (PARTITIONS // self.block_size + 1)
         if softmax == "exact":
             copies = 2 if self.bytes_per_element * parts > 2 else 1
             per_step = [*own, *(min(section, n) for n in edge)]

@@ -11,7 +11,8 @@ from .exact_rows import ExactRows
 from .first_key import FirstKey
 from .prior_stream import MANY_BLOCKS, PriorStream
 from .share_tiles import num_blocks_of
-from .window_stream import WindowTokens
+from .window_columns import WindowColumns
+from .window_stream import WindowTokens, window_tiles
 
 TAIL_SEGMENT = 512
 """Tokens of the segments that hold what the whole segments leave of the prior."""
@@ -44,6 +45,8 @@ class PagedPrior(nl.NKIObject):
         v_scales: nl.NkiTensor | None,  # [1, KV] fp32 HBM
         k_pre_transposed: bool,
         first_kv_head: nl.NkiTensor | None,  # [1, 1] int32 HBM: the cache's head that is head 0
+        window_blocks: nl.NkiTensor | None,  # [1, blocks] int32 HBM, with a window and
+        window_seen: nl.NkiTensor | None,  # [1, tokens] uint8 HBM, k_pre_transposed
     ) -> None:
         self.first_head: nl.NkiTensor | None = None
         if first_kv_head is not None:
@@ -71,10 +74,19 @@ class PagedPrior(nl.NKIObject):
             self.tail = self.segments_of(min(TAIL_SEGMENT, kv_segment_size))
         elif window > 1:
             assert window_slots is not None, "a window needs the slots of its tokens"
+            columns: WindowColumns | None = None
+            if k_pre_transposed:
+                assert window_blocks is not None, "key columns need the blocks of a window"
+                assert window_seen is not None, "key columns need the tokens of a window"
+                d = v_cache.shape[3]
+                _, _, tiles = window_tiles(window, num_rows, d, element_bytes(dtype))
+                columns = WindowColumns(
+                    k_cache, window_blocks, window_seen, prior_tokens, tiles * PARTITIONS,
+                    self.first_head,
+                )  # fmt: skip
             self.window = WindowTokens(
-                k_cache, v_cache, window_slots, window, num_rows, dtype, k_pre_transposed,
-                self.first_head,
-            )  # fmt: skip
+                k_cache, v_cache, window_slots, window, num_rows, dtype, columns, self.first_head
+            )
             if self.window.end_tile < 0:
                 self.tail = self.segments_of(min(WINDOW_SEGMENT, kv_segment_size))
 

@@ -59,6 +59,7 @@ class PreparedSegment(nl.NKIObject):
         self.row_steps = 0
         self.existing: nl.NkiTensor | None = None
         if prior.key_columns is not None:
+            self.existing = self.blocks.seen
             if is_partial:
                 shape = (PARTITIONS, prior.segment_size)
                 self.existing = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)

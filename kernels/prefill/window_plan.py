@@ -30,3 +30,18 @@ def window_slots(
     exists = (positions >= max(0, prior_tokens - window + 1)) & (blocks != UNUSED_BLOCK)
     slots = np.where(exists, blocks * block_size + positions % block_size, PAD_SLOT_ID)
     return slots.astype(np.int32)[None]
+
+
+def window_columns(slots: Array | None, prior_tokens: int, block_size: int) -> tuple[Array, ...]:
+    """What a pre-transposed K cache needs besides window_slots: blocks and flags of the tokens.
+
+    Blocks [1, tokens / block_size + 1] int32 from the one of the first token on, -1 where none of
+    its tokens has a slot; [1, tokens] uint8: which tokens have one. None of them without slots.
+    """
+    if slots is None:
+        return ()
+    seen = slots != PAD_SLOT_ID
+    offset = prior_tokens % block_size
+    padded = np.pad(slots[0], (offset, block_size - offset), constant_values=PAD_SLOT_ID)
+    blocks = padded.reshape(-1, block_size).max(1) // block_size
+    return blocks.astype(np.int32)[None], seen.astype(np.uint8)

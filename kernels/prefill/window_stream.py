@@ -1,4 +1,5 @@
-"""Cached keys that the edge of a sliding window may cut: gathered token by token.
+"""Cached keys that the edge of a sliding window may cut: gathered token by token, or by blocks
+from a pre-transposed cache (window_columns.py).
 
 With a window of W tokens the chunk's row r sees the last W - 1 - r cached ones. They are cut into
 key tiles of 128 that end where the chunk begins, whatever the block boundaries: tile -1 holds the
@@ -13,7 +14,7 @@ those that not every row of the share sees; the tokens after them are seen by al
 from dataclasses import dataclass
 
 from ..backend import nisa, nl
-from ..cache.paged_cache import SegmentBlocks, add_head, integer_multiple, rows_of_slots
+from ..cache.paged_cache import SegmentBlocks, add_head, rows_of_slots
 from ..loading import element_bytes
 from ..softmax import ScoreScale
 from ..tile_schedule import PARTITIONS
@@ -22,6 +23,7 @@ from .bounded import BoundedRows
 from .exact_rows import ExactRows
 from .first_key import FirstKey
 from .prepared_segment import PreparedSegment
+from .window_columns import WindowColumns
 
 SECTION_BYTES = 32
 """Key tiles of a section times their element bytes per 128 features: two sections, each as rows, as
@@ -72,7 +74,7 @@ class WindowTokens(nl.NKIObject):
         window: int,
         num_rows: int,  # of the chunk
         dtype: str,  # of the keys and values that come out
-        k_pre_transposed: bool,  # k_cache is [num_blocks, KV, d, block_size]
+        key_columns: WindowColumns | None,  # of a pre-transposed cache, instead of rows
         first_head: nl.NkiTensor | None,  # [128, 1] int32: the cache's head that is head 0
     ) -> None:
         self.first_head = first_head
@@ -84,13 +86,10 @@ class WindowTokens(nl.NKIObject):
         self.dtype = dtype
         self.k_dtype = k_cache.dtype
         self.v_dtype = v_cache.dtype
-        self.key_columns = None
-        self.k_pre_transposed = k_pre_transposed
+        self.key_columns = key_columns
         rows = num_blocks * num_kv_heads * block_size
         self.v_rows = v_cache.reshape((rows, d))
         self.k_rows = k_cache.reshape((rows, d))
-        if k_pre_transposed:
-            self.k_rows = k_cache.reshape((rows * d, 1))
         # Key tiles begin_tile .. end_tile - 1 are read, in sections of `tokens` tiles.
         begin_tile, end_tile, tokens = window_tiles(window, num_rows, d, element_bytes(dtype))
         self.begin_tile = begin_tile
@@ -112,14 +111,20 @@ class WindowTokens(nl.NKIObject):
         return self.slots.shape[1] + tile * PARTITIONS
 
     def new_key_stage(self) -> list[nl.NkiTensor]:
-        """Unwritten tile for the key rows of a section, [128, (tile, d)]."""
+        """Unwritten tiles for the keys of a section: rows [128, (tile, d)], or columns."""
+        if self.key_columns is not None:
+            return self.key_columns.new_stage()
         shape = (PARTITIONS, self.tokens * self.d)
         return [nl.ndarray(shape, dtype=self.k_dtype, buffer=nl.sbuf)]
 
     def new_blocks(self) -> SegmentBlocks:
         """Unwritten slots of a section."""
         shape = (PARTITIONS, self.tokens)
-        return SegmentBlocks(nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf), None)
+        slots = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+        if self.key_columns is None:
+            return SegmentBlocks(slots, None)
+        columns = self.key_columns
+        return SegmentBlocks(slots, columns.new_blocks(), columns.new_seen())
 
     def new_walk(self, section: int) -> WindowWalk:
         """Begin at a section, go on with every second one."""
@@ -135,6 +140,8 @@ class WindowTokens(nl.NKIObject):
                     offset=self.first_token(walk.tile),
                 ),
             )
+            if self.key_columns is not None and slots.in_row is not None:
+                self.key_columns.fetch_blocks(self.first_token(walk.tile), slots.in_row)
 
     def fetch_rows(
         self,
@@ -154,46 +161,37 @@ class WindowTokens(nl.NKIObject):
         rows = rows_of_slots(own, self.block_size, self.num_kv_heads)
         if self.first_head is not None:
             add_head(rows, self.first_head, self.block_size)
-        k_index, k_pattern = rows, [[self.d, PARTITIONS], [1, self.d]]
-        if self.k_pre_transposed:
-            k_index = self.columns_of_slots(own)
-            k_pattern = [[1, PARTITIONS], [self.block_size, self.d]]
-        offset = kv_head * self.block_size * self.d
+        if self.key_columns is not None and slots.in_row is not None and slots.seen is not None:
+            if part == 0:
+                self.key_columns.fetch_seen(self.first_token(walk.tile), slots.seen)
+            blocks = self.key_columns.blocks
+            begin_block = part * blocks // self.fetch_steps
+            end_block = (part + 1) * blocks // self.fetch_steps
+            self.key_columns.gather(
+                slots.in_row, kv_head, k_stage, begin_block, end_block - begin_block
+            )
         for i in range(last - first):
-            tile = first + i
-            begin, end = tile * self.d, (tile + 1) * self.d
-            k_rows = k_stage[0]
-            nisa.dma_copy(
-                dst=k_rows[:, begin:end],
-                src=self.k_rows.ap(
-                    k_pattern, offset=offset, vector_offset=k_index[:, i : i + 1],
-                    indirect_dim=0,
-                ),
-                oob_mode=nisa.oob_mode.skip,
-            )  # fmt: skip
-            nisa.dma_copy(
-                dst=v_stage[:, begin:end],
-                src=self.v_rows.ap(
-                    [[self.d, PARTITIONS], [1, self.d]], offset=offset,
-                    vector_offset=rows[:, i : i + 1], indirect_dim=0,
-                ),
-                oob_mode=nisa.oob_mode.skip,
-            )  # fmt: skip
+            if self.key_columns is None:
+                self.gather_tile(self.k_rows, rows[:, i : i + 1], kv_head, k_stage[0], first + i)
+            self.gather_tile(self.v_rows, rows[:, i : i + 1], kv_head, v_stage, first + i)
 
-    def columns_of_slots(self, slots: nl.NkiTensor) -> nl.NkiTensor:
-        """First element of each slot's key in a pre-transposed cache, for KV head 0.
-
-        (slot - slot % block_size) * KV * d + slot % block_size, negative for slot -1.
-        """
-        within = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=within, data=slots, op0=nl.bitwise_and, operand0=self.block_size - 1)
-        start = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=start, data=slots, op0=nl.bitwise_and, operand0=-self.block_size)
-        columns = integer_multiple(start, self.num_kv_heads * self.d)
-        nisa.tensor_tensor(dst=columns, data1=columns, data2=within, op=nl.add)
-        if self.first_head is not None:
-            add_head(columns, self.first_head, self.block_size * self.d)
-        return columns
+    def gather_tile(
+        self,
+        cache_rows: nl.NkiTensor,  # [rows, d] HBM
+        rows: nl.NkiTensor,  # [128, 1] int32: the row of each token, for KV head 0
+        kv_head: int,
+        stage: nl.NkiTensor,  # [128, tiles * d] SBUF, result
+        tile: int,
+    ) -> None:
+        """Gather a key tile, a token per partition."""
+        nisa.dma_copy(
+            dst=stage[:, tile * self.d : (tile + 1) * self.d],
+            src=cache_rows.ap(
+                [[self.d, PARTITIONS], [1, self.d]], offset=kv_head * self.block_size * self.d,
+                vector_offset=rows, indirect_dim=0,
+            ),
+            oob_mode=nisa.oob_mode.skip,
+        )  # fmt: skip
 
     def advance_block(self, walk: WindowWalk) -> None:
         """Move on to the next section of these tiles."""

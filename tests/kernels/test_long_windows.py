@@ -95,13 +95,14 @@ def test_a_window_above_4096_begins_in_the_middle_of_a_block(
         (ml_dtypes.bfloat16, 256, 2200, 512, "bounded"),
     ],
 )
+@pytest.mark.parametrize("k_pre_transposed", [False, True])
 def test_three_sections_take_turns_in_two_sets_of_tiles(
-    dtype: npt.DTypeLike, d: int, window: int, rows: int, softmax: str
+    dtype: npt.DTypeLike, d: int, window: int, rows: int, softmax: str, k_pre_transposed: bool
 ) -> None:
     first, end, tiles = window_tiles(window, rows, d, np.dtype(dtype).itemsize)
     assert end - first == 3 * tiles
     assert tiles > TILES_PER_FETCH
-    options = Options(window, False, None, False, 1, False)
+    options = Options(window, False, None, False, 1, k_pre_transposed)
     compare(
         np.random.default_rng(5), (1, 1), rows, rows, window + 100, d, 128, 0.0, dtype, options,
         softmax=softmax,

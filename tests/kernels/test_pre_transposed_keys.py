@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from segattn.kernels import padded_prefill, paged_decode, segmented_attention, write_kv_cache
+from segattn.kernels.prefill.window_plan import window_columns
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import evaluate
 from segattn.reference.nki.trace import Trace
@@ -75,6 +76,34 @@ def test_the_model_lets_it_pay_for_short_chunks_over_fp8_and_not_in_decode() -> 
     query = (rng.standard_normal((1, 8, 1, 128)).astype(BF16),)
     lengths = np.array([8192], np.int32)
     assert ratio(paged_decode, query, bf16, bf16.tables, lengths) > 1.2
+
+
+@pytest.mark.parametrize(("block_size", "most"), [(128, 1.0), (16, 1.5)])
+def test_a_window_loads_whole_blocks_of_columns(block_size: int, most: float) -> None:
+    """Modelled against keys in rows; a token's column by itself would take eight times as long."""
+    rng = np.random.default_rng(0)
+    prior, window = 4200, 2000
+    paged = paged_tokens(rng, [prior], 1, 128, block_size, BF16, unseen=prior - window + 1)
+    q, k, v = (padded_rows(rng, heads, 256, 256, 128, BF16) for heads in (1, 1, 1))
+    columns = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
+    us = []
+    for k_cache, k_pre_transposed in ((paged.k_cache, False), (columns, True)):
+        with Trace() as trace:
+            segmented_attention(
+                q, k, v, k_cache, paged.v_cache, paged.tables[0], prior, 256,
+                sliding_window=window, k_pre_transposed=k_pre_transposed,
+            )  # fmt: skip
+        us.append(evaluate(trace.launches[0], BASE).modelled_us)
+    assert us[1] <= most * us[0]
+
+
+def test_blocks_of_a_window_are_named_from_its_first_token_on() -> None:
+    """Tokens 5 .. 12 of blocks 6, 2 and one that is absent; token 5 is hidden."""
+    slots = np.array([[-1, 26, 27, 8, 9, 10, 11, -1]], np.int32)
+    blocks, seen = window_columns(slots, 13, 4)
+    assert blocks.tolist() == [[6, 2, -1]]
+    assert seen.tolist() == [[0, 1, 1, 1, 1, 1, 1, 0]]
+    assert window_columns(None, 13, 4) == ()
 
 
 def test_whole_blocks_are_written_in_rows_and_only_the_rest_by_element() -> None:
