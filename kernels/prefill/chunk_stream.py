@@ -21,6 +21,10 @@ from .bounded import BoundedRows
 from .exact_rows import ExactRows
 from .share_tiles import BLOCK_TILES
 
+LOADED_AHEAD = 20
+"""Steps whose loads are started ahead of them: SBUF does not hold all rows of a long fp32 chunk
+beside what is made of them."""
+
 
 class ChunkKeys(nl.NKIObject):
     """Key columns and values of a KV head's chunk, piece by piece."""
@@ -124,6 +128,7 @@ class ChunkStream(nl.NKIObject):
         self.steps = len(self.order)
         self.vector_ns = 400.0
         self.loaded = 0
+        self.is_loading = False
 
     def plan(self) -> None:
         """Rows one block before columns, columns and values before their block."""
@@ -163,8 +168,9 @@ class ChunkStream(nl.NKIObject):
         self.load_upto(max(self.ready[0], self.before_sample))
 
     def load_rest(self) -> None:
-        """Start the loads of all later blocks."""
-        self.load_upto(self.steps)
+        """Start the loads of later blocks, and go on with it from step to step."""
+        self.is_loading = True
+        self.load_upto(min(self.steps, self.done + LOADED_AHEAD))
 
     def load_upto(self, end: int) -> None:
         """Start the loads that the steps before `end` need, in the order of their use."""
@@ -196,6 +202,8 @@ class ChunkStream(nl.NKIObject):
     def step(self) -> None:
         """The next step."""
         what, piece = self.order[self.done]
+        if self.is_loading:
+            self.load_rest()
         rows, tiles = self.rows, self.rows.tiles
         d = tiles.d
         if what == "zero keys":

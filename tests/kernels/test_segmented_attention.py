@@ -85,15 +85,20 @@ def test_a_prior_of_131072_tokens(window: int | None) -> None:
     assert_close(out, reference.segmented_attention(*call, sliding_window=window))
 
 
-@pytest.mark.parametrize(("heads", "dtype"), [(1, ml_dtypes.bfloat16), (2, np.float32)])
-def test_a_chunk_of_8192_rows_fits_the_memory_on_chip(heads: int, dtype: npt.DTypeLike) -> None:
+@pytest.mark.parametrize(
+    ("heads", "dtype", "lnc"),
+    [(1, ml_dtypes.bfloat16, 1), (2, np.float32, 1), (1, np.float32, 2)],
+)
+def test_a_chunk_of_8192_rows_fits_the_memory_on_chip(
+    heads: int, dtype: npt.DTypeLike, lnc: int
+) -> None:
     rng = np.random.default_rng(3)
     prior, n, d = 2100, 30, 128
     paged = paged_tokens(rng, [prior], 1, d, 128, dtype)
     q = padded_rows(rng, heads, 8192, n, d, dtype)
     k, v = (padded_rows(rng, 1, 8192, n, d, dtype) for _ in range(2))
     call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n)
-    assert_close(segmented_attention(*call), reference.segmented_attention(*call))
+    assert_close(segmented_attention(*call, lnc=lnc), reference.segmented_attention(*call))
 
 
 def test_slots_beyond_the_integers_of_fp32_are_found_in_a_window() -> None:
