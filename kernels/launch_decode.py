@@ -13,6 +13,7 @@ from .paged_decode_nki import paged_decode_kernel
 from .tile_schedule import PARTITIONS
 from .validation import (
     FP8_DTYPES,
+    Array,
     check_cache_scale,
     check_caches,
     check_choice,
@@ -94,15 +95,28 @@ def paged_decode(
             f"{shape.plan_bytes(num_queries, lnc)} bytes, must be at most {MOST_PLAN_BYTES}: give "
             "shorter tables or fewer requests"
         )
-    plan = plan_decode(
-        shape, tables, lengths, queries, num_queries, window, block_size, num_kv_heads, lnc,
-        head_dim if k_pre_transposed else None,
-    )  # fmt: skip
-    out = backend.run(
-        paged_decode_kernel, lnc, q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(),
-        shape.heads, shape.tokens, shape.slots, check_scale(scale, head_dim),
+    factors = (
+        check_scale(scale, head_dim),
         check_sinks(read_optional(kind, sinks), num_q_heads),
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows), *plan.key_arrays(),
-    )  # fmt: skip
+        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
+    )
+
+    def attend(of_queries: Array) -> Array:
+        plan = plan_decode(
+            shape, tables, lengths, of_queries, num_queries, window, block_size, num_kv_heads, lnc,
+            head_dim if k_pre_transposed else None,
+        )  # fmt: skip
+        out: Array = backend.run(
+            paged_decode_kernel, lnc, q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(),
+            shape.heads, shape.tokens, shape.slots, *factors, *plan.key_arrays(),
+        )  # fmt: skip
+        return out
+
+    out = attend(queries)
+    for request in np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3))):
+        # Those that share slots or edge tiles share NaN and infinity; alone, a request has its own.
+        if num_requests > 1:
+            own = np.where(np.arange(num_requests) == request, queries, 0)
+            out[request] = attend(own)[request]
     return kind.give(out)

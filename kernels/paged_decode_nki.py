@@ -43,11 +43,12 @@ transposes 5 to 2, weighted values 1, small numbers and edge tokens 1.
 Numerics. Exact running maximum of every row, never below FLOOR; scores minus maximum in fp32, exp
 of it, fp32 sums; weights in the dtype of q. Runs that are absent or of another span get MASKED
 added by PE, edge tokens that a row does not see are replaced; only real, mapped rows of the cache
-are gathered, so staging tiles are finite throughout. Requests that share a slot multiply each
-other's keys and queries: a product beyond fp32 (|q| |k| above 1e38) makes NaN of both. fp8 keys
-enter PE as they are, past a transpose of pairs as 16-bit elements, which trn2 does bit by bit;
-k_scale joins the softmax scale in fp32, v_scale the result. A chain that two cores share is added
-up at the end with its own maxima.
+are gathered, so staging tiles are as finite as those rows. Requests that share a slot or a tile of
+edge tokens multiply each other's keys and queries: NaN, infinity or a product beyond fp32 (|q| |k|
+above 1e38) in one makes NaN of all. The host function runs requests that are not finite again, each
+alone. fp8 keys enter PE as they are, past a transpose of pairs as 16-bit elements, which trn2 does
+bit by bit; k_scale joins the softmax scale in fp32, v_scale the result. A chain that two cores
+share is added up at the end with its own maxima.
 """
 
 from .backend import nisa, nki, nl
