@@ -74,7 +74,10 @@ class Arguments:
         return None
 
     def _tensor(self, origin: Any, array: Array, name: str) -> NkiTensor:
-        dtype = dtype_name(array.dtype)
+        try:
+            dtype = dtype_name(array.dtype)
+        except NkiValidationError as error:
+            raise NkiValidationError(f"argument {name!r}: {error}") from None
         shape = array.shape or (1,)
         if 0 in shape:
             raise NkiValidationError(f"argument {name!r} has shape {array.shape}: no elements")

@@ -16,6 +16,8 @@ from .errors import NkiValidationError, locate
 from .lint import Kind, check_kernel
 from .lnc import CorePair
 from .strict import level, violation
+from .tensor import NkiTensor
+from .typing import TensorShape
 
 
 class Kernel:
@@ -65,11 +67,15 @@ def simulate(kernel: Any) -> Callable[..., Any]:
 
 def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Bind the arrays, run on every core, check, and convert the results."""
-    bound = inspect.signature(kernel.function).bind(*args, **kwargs)
+    signature = inspect.signature(kernel.function)
+    bound = signature.bind(*args, **kwargs)
     _check_subset(kernel.function, bound.arguments)
     arguments = Arguments()
     for name, value in bound.arguments.items():
-        bound.arguments[name] = arguments.bind(value, name)
+        given = bound.arguments[name] = arguments.bind(value, name)
+        declared = signature.parameters[name].annotation
+        if isinstance(declared, TensorShape) and isinstance(given, NkiTensor):
+            declared.check(name, given.shape)
     num_cores = kernel.num_cores or 1
     if trace.active is not None:
         trace.active.launch(kernel.function.__name__, num_cores)

@@ -2,12 +2,21 @@
 
 from dataclasses import dataclass
 
+from .errors import NkiValidationError
+
 
 @dataclass(frozen=True)
 class TensorShape:
     """What `tensor[128, 512]` means: the shape that an argument must have."""
 
     shape: tuple[int, ...]
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise NkiValidationError when an argument has another shape."""
+        if shape != self.shape:
+            raise NkiValidationError(
+                f"argument {name!r} has shape {shape}; the kernel declares {self.shape}"
+            )
 
 
 class _Subscriptable(type):

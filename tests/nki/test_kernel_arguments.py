@@ -8,6 +8,7 @@ import pytest
 
 from segattn.reference import nki
 from segattn.reference.nki.errors import NkiValidationError
+from segattn.reference.nki.typing import tensor
 
 nl: Any = nki.language
 X = np.ones((2, 2), np.float32)
@@ -68,3 +69,22 @@ def test_what_the_compiler_refuses_is_refused(value: Any, text: str) -> None:
         copy_kernel(X, value)
     with nki.strict(subset="off"):
         np.testing.assert_array_equal(copy_kernel(X, value), X)
+
+
+def test_a_declared_shape_is_the_only_one_that_is_taken() -> None:
+    @nki.jit
+    def kernel(x: tensor[4, 8]) -> Any:  # type: ignore[type-arg, valid-type]  # as NKI has it
+        return x
+
+    assert kernel(np.ones((4, 8), np.float32)).shape == (4, 8)
+    with pytest.raises(NkiValidationError, match=r"'x' has shape \(4, 9\); .* declares \(4, 8\)"):
+        kernel(np.ones((4, 9), np.float32))
+
+
+def test_an_argument_of_a_dtype_without_name_in_nki_is_named() -> None:
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        return x
+
+    with pytest.raises(NkiValidationError, match=r"argument 'x': dtype .*float64.* is not an NKI"):
+        kernel(np.ones((4, 8)))
