@@ -61,9 +61,10 @@ class ShareResult(nl.NKIObject):
             self.value_scale = value_scale
             self.largest_sum = LARGEST_SCALED_SUM
             self.smallest_result = SMALLEST_SCALED_RESULT
-        # One over the row sums, which include the sink; the factors of the accumulators; the sum of
-        # each row of the result.
+        # One over the row sums, which include the sink; weights of the sinks; the factors of the
+        # accumulators; the sum of each row of the result.
         self.reciprocal = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        self.sink_weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.inverse = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         self.result_sum = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         heads = tiles.share.num_heads
@@ -76,7 +77,7 @@ class ShareResult(nl.NKIObject):
         self.wrong = nl.ndarray((PARTITIONS, 2, tiles.num_tiles), dtype=nl.float32, buffer=nl.sbuf)
         self.results: list[nl.NkiTensor] = []
         # Steps that can be issued: first tile, the one after the last, and up to which tile the
-        # factors are to be made before; 0: they are there.
+        # factors are to be made before; 0: they are there. No tile: weights of sinks up to there.
         self.order: list[tuple[int, int, int]] = []
         self.steps = 0
         self.vector_ns = 0.0  # as much on ACT
@@ -85,19 +86,20 @@ class ShareResult(nl.NKIObject):
 
     def add_block(self, block: int) -> None:
         """Add the steps of the pieces that are complete with this block and those before it."""
-        complete = block * BLOCK_TILES + self.tiles.tiles_of(block)
+        end = block * BLOCK_TILES + self.tiles.tiles_of(block)
+        if end < self.tiles.num_tiles:
+            end = end // self.tiles_per_piece * self.tiles_per_piece
         begin = self.ready_tiles
-        while self.ready_tiles < self.tiles.num_tiles:
-            end = min(self.tiles.num_tiles, self.ready_tiles + self.tiles_per_piece)
-            if end > complete:
-                break
-            for t in range(self.ready_tiles, end, ROW_TILES_PER_STEP):
-                self.order.append((t, min(end, t + ROW_TILES_PER_STEP), 0))
+        if end > begin:
+            if self.sinks is not None:
+                self.order.append((begin, begin, end))
+            factors_end = end
+            for piece in range(begin, end, self.tiles_per_piece):
+                last = min(end, piece + self.tiles_per_piece)
+                for t in range(piece, last, ROW_TILES_PER_STEP):
+                    self.order.append((t, min(last, t + ROW_TILES_PER_STEP), factors_end))
+                    factors_end = 0
             self.ready_tiles = end
-        if self.ready_tiles > begin:
-            i = self.steps
-            first, end, _ = self.order[i]
-            self.order[i] = (first, end, self.ready_tiles)
         self.steps = len(self.order)
 
     def step(self) -> None:
@@ -115,6 +117,10 @@ class ShareResult(nl.NKIObject):
     def take_step(self, on_scalar: int) -> None:
         """Normalise some tiles, `on_scalar` of each two on ACT; store a piece with its last one."""
         begin, end, factors_end = self.order[self.done]
+        if self.sinks is not None and begin == end:
+            self.weigh_sinks(self.sinks, begin, factors_end)
+            self.done = self.done + 1
+            return
         if factors_end > 0:
             self.factors(begin, factors_end)
         for t in range(begin, end):
@@ -125,6 +131,14 @@ class ShareResult(nl.NKIObject):
             self.store((end - 1) // self.tiles_per_piece)
         self.done = self.done + 1
 
+    def weigh_sinks(self, sinks: nl.NkiTensor, first: int, end: int) -> None:
+        """Weights of the sinks of some tiles, a step before the factors: DVE waits for ACT."""
+        weight = self.sink_weight[:, first:end]
+        nisa.tensor_tensor(
+            dst=weight, data1=sinks[:, first:end], data2=self.rows.shifts_of(first, end), op=nl.add
+        )
+        nisa.activation(dst=weight, op=nl.exp, data=weight)
+
     def factors(self, first: int, end: int) -> None:
         """The factor of each row's accumulator.
 
@@ -134,14 +148,10 @@ class ShareResult(nl.NKIObject):
         shape = (PARTITIONS, end - first)
         total = self.tiles.sums(first, end)
         if self.sinks is not None:
-            weight = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_tensor(
-                dst=weight, data1=self.sinks[:, first:end],
-                data2=self.rows.shifts_of(first, end), op=nl.add,
-            )  # fmt: skip
-            nisa.activation(dst=weight, op=nl.exp, data=weight)
-            nisa.tensor_tensor(dst=weight, data1=total, data2=weight, op=nl.add)
-            total = weight
+            with_sink = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+            weight = self.sink_weight[:, first:end]
+            nisa.tensor_tensor(dst=with_sink, data1=total, data2=weight, op=nl.add)
+            total = with_sink
         own = self.reciprocal[:, first:end]
         nisa.tensor_scalar(dst=own, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
         nisa.reciprocal(dst=own, data=own)
