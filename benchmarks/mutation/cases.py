@@ -10,9 +10,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from itertools import chain, islice
+from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -44,7 +46,6 @@ NO_CASES = {
     "test_cost_and_memory.py": "measures memory, of which the recorder itself takes some",
 }
 FUZZ_ROUNDS = 4
-"""Rounds of the fuzzer per scheduler kind and policy."""
 WORLD_SIZE, WORLD_STEP = Size(2, 3, 2), 60
 """Every so many configurations of this size are explored."""
 
@@ -187,21 +188,32 @@ def unit_tests(root: Path) -> list[Path]:
     return sorted(path for path in tests if path.name not in NO_CASES)
 
 
-def fuzzer_runs(path: Path) -> list[dict[str, Any]]:
-    """Runs of the fuzzer: those kept at `path`, which is written if it does not exist."""
+def fuzzer_runs(
+    path: Path, kinds: Sequence[str] = tuple(KINDS), rounds: int = FUZZ_ROUNDS
+) -> list[dict[str, Any]]:
+    """Runs of the fuzzer: those kept at `path`, which is written if it does not exist.
+
+    Rounds are counted per scheduler kind and policy.
+    """
     if not path.exists():
-        documented = st.just(asdict(NeuronRules.documented()))
-        variants = [(kind, default_policies()) for kind in KINDS]
-        variants += [(kind, documented) for kind in KINDS if "neuron" in kind]
-        runs: list[dict[str, Any]] = []
-        for kind, policy in variants:
-            machine_class = machine(kind, policy)
-            machine_class.runs = []
-            for number in range(FUZZ_ROUNDS):
-                run_round(machine_class, number)
-            runs += machine_class.runs
-        write_traces(path, iter(runs))
+        # In a process of its own: Hypothesis wants to have drawn nothing before pytest loads it.
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            process.submit(_write_fuzzer_runs, path, kinds, rounds).result()
     return list(read_traces(path))
+
+
+def _write_fuzzer_runs(path: Path, kinds: Sequence[str], rounds: int) -> None:
+    documented = st.just(asdict(NeuronRules.documented()))
+    variants = [(kind, default_policies()) for kind in kinds]
+    variants += [(kind, documented) for kind in kinds if "neuron" in kind]
+    runs: list[dict[str, Any]] = []
+    for kind, policy in variants:
+        machine_class = machine(kind, policy)
+        machine_class.runs = []
+        for number in range(rounds):
+            run_round(machine_class, number)
+        runs += machine_class.runs
+    write_traces(path, iter(runs))
 
 
 def load_suite(root: Path, folder: Path) -> Suite:

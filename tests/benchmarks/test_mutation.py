@@ -1,5 +1,7 @@
 """Mutants differ from their module in one place, and the judge tells good code from faulty."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,22 @@ def test_the_record_counts_stages_and_explains_survivors() -> None:
     assert "| a.py | 4 | 1 | 0 | 1 | 0 | 0 | 2 |" in page
     assert "| a.py | `f` | `x: 0 -> 1` | because |" in page
     assert "| a.py | `f` | `y: 0 -> 1` | **open** |" in page
+
+
+def test_pytest_starts_after_the_runs_of_the_fuzzer_are_recorded(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+
+import pytest
+
+from segattn.benchmarks.mutation.cases import fuzzer_runs
+
+assert fuzzer_runs(Path(sys.argv[1]), ["base"], 1)
+warning = "error::hypothesis.errors.HypothesisSideeffectWarning"
+raise SystemExit(pytest.main(["-W", warning, "--collect-only", "-q", sys.argv[2]]))
+"""
+    (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
+    command = [sys.executable, "-c", code, str(tmp_path / "runs.jsonl.gz"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
