@@ -35,12 +35,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; 2 when the script cannot be read or launches no kernel."""
+    """Command line; 2 when the script or the constants cannot be read, or no kernel runs."""
     options = parser().parse_args(argv)
     if not options.script.is_file():
         print(f"error: script {str(options.script)!r} is not a file", file=sys.stderr)
         return 2
-    constants = CostConstants.from_results(options.constants) if options.constants else BASE
+    try:
+        constants = CostConstants.from_results(options.constants) if options.constants else BASE
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     nki.install()
     before, path = sys.argv, sys.path
     sys.argv = [str(options.script), *options.arguments]

@@ -50,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help=help_)
     parser.add_argument("--max-buckets", type=int, default=4, help="plan for 1 to this many")
     options = parser.parse_args(argv)
+    if options.max_buckets < 1:
+        parser.error(f"--max-buckets={options.max_buckets}: must be at least 1")
     try:
         for phase in PHASES:
             used, sizes = read_sizes(options.reports, phase)
@@ -67,7 +69,10 @@ def read_sizes(reports: Sequence[Path], phase: Phase) -> tuple[list[int], Counte
     lists: dict[str, list[int]] = {}
     sizes: Counter[int] = Counter()
     for report in reports:
-        steps = read_steps(report)
+        try:
+            steps = read_steps(report)
+        except ValueError as error:
+            raise ValueError(f"report {str(report)!r}: {error}") from error
         try:
             config = json.loads(report.read_text(encoding="utf-8"))["config"]
             lists[str(report)] = [int(bucket) for bucket in config[phase.used]]

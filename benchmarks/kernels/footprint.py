@@ -121,6 +121,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Command line; 1 if a program is too large."""
     options = parser().parse_args(argv)
+    if options.samples < 1:
+        parser().error(f"--samples={options.samples}: must be at least 1")
     console = Console()
     found: dict[str, list[Footprint]] = {}
     for kernel in [options.kernel] if options.kernel else DRAW:

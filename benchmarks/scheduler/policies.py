@@ -232,11 +232,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.requests < 1 or not options.rate > 0:
         parser.error("--requests must be at least 1 and --rate above 0")
-    arrivals = (
-        synthetic(options.requests, options.rate, options.seed)
-        if options.workload is None
-        else read_workload(options.workload)
-    )
+    try:
+        arrivals = (
+            synthetic(options.requests, options.rate, options.seed)
+            if options.workload is None
+            else read_workload(options.workload)
+        )
+    except ValueError as error:
+        parser.error(str(error))
     config = SchedulerConfig(
         max_num_seqs=32,
         max_num_batched_tokens=1024,

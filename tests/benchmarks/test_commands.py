@@ -69,6 +69,15 @@ def test_trace_finds_the_modules_beside_the_script(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_trace_refuses_constants_that_are_no_results(tmp_path: Path) -> None:
+    script, constants = tmp_path / "double.py", tmp_path / "constants.json"
+    script.write_text(KERNEL)
+    constants.write_text("{}")
+    done = trace("--constants", str(constants), str(script))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {constants}: no results file")
+
+
 def test_trace_says_so_when_nothing_was_launched(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("x = 1")

@@ -177,3 +177,10 @@ def test_psum_and_sbuf_count_as_well() -> None:
     assert not Footprint("k", "l", 212_993, 20_000).fits
     assert not Footprint("k", "l", 212_992, 20_001).fits
     assert not Footprint("k", "l", too_large="psum").fits
+
+
+def test_fewer_than_one_sample_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["footprint", "--samples", "0"])
+    assert exited.value.code == 2
+    assert "--samples=0: must be at least 1" in capsys.readouterr().err

@@ -116,6 +116,9 @@ def test_a_bad_line_of_a_workload_is_named(tmp_path: Path, line: str, message: s
     path.write_text(f"{good}\n{line}\n")
     with pytest.raises(ValueError, match=f":2: .*{re.escape(message)}"):
         read_workload(path)
+    with pytest.raises(SystemExit) as exited:
+        main(["--workload", str(path)])
+    assert exited.value.code == 2
 
 
 def test_reasons_of_waiting_are_summed_over_the_steps() -> None:

@@ -108,4 +108,10 @@ def test_a_file_that_is_no_report_is_one_error(tmp_path: Path, content: str) -> 
     path.write_text(content)
     result = segattn("buckets", path)
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("error: ")
+    assert result.err.startswith(f"error: report '{path}': ")
+
+
+def test_a_plan_for_no_buckets_is_refused(tmp_path: Path) -> None:
+    result = segattn("buckets", write_report(tmp_path / "a.json", [128, 512]), "--max-buckets", "0")
+    assert (result.status, result.out) == (2, "")
+    assert "--max-buckets=0: must be at least 1" in result.err
