@@ -36,7 +36,8 @@ partition is filled by long runs of the cache; key tile j is the tokens j, r + j
 columns [128 features, segment] per 128 features: column j * 128 + p. In a window's sections key
 tile j is 128 consecutive tokens, token p of it on partition p, gathered one by one. With
 k_pre_transposed, keys are staged in columns [features, segment] of token order
-(transposed_keys.py), from which a strided copy makes key columns instead of PE.
+(transposed_keys.py), from which a strided copy makes key columns instead of PE; those of a window's
+section with whole blocks, and the copy begins inside the first one (window_columns.py).
 
 On-chip memory per partition: that of padded_prefill, plus for segments of s tokens, element size b,
 f = ceil(d / 128): two sets of staged rows 2 r d b, key columns f s b and values r (d + 1) b. s =

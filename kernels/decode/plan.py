@@ -7,8 +7,8 @@ besides, on the causal and on the window's edge, are the chain's *edge* tokens, 
 and masked row by row. So no unused row of the cache is ever read, and absent blocks cost nothing.
 
 Chains follow each other (spans.py). Two cores take half of the slots each; a chain that both have
-runs of comes last on either, so that they end with its two partial sums. `slots` of them make a
-group, which is a trip of the kernel's loop.
+runs of comes last on either, so that they end with its two partial sums. A group is
+`DecodeShape.slots` slots, which is a trip of the kernel's loop.
 """
 
 from dataclasses import dataclass

@@ -342,7 +342,7 @@ def stored_bytes(dtype: str) -> int:
 
 
 def store_rows(
-    outputs: nl.NkiTensor,  # [height, (part, span, row)] fp32 from SlotSums.normalised
+    outputs: nl.NkiTensor,  # [height, (part, span, row)] fp32 from SpanSums.normalise
     buffers: DecodeBuffers,
     value_factor: nl.NkiTensor | None,  # [(span, row), 1]
     real_rows: nl.NkiTensor,  # [(span, row), 1] uint8, looked at with more than one query

@@ -17,7 +17,7 @@ class WindowColumns(nl.NKIObject):
     def __init__(
         self,
         k_cache: nl.NkiTensor,  # [num_blocks, KV, d, block_size] HBM
-        window_blocks: nl.NkiTensor,  # [1, blocks] int32 HBM, see window_plan.window_blocks
+        window_blocks: nl.NkiTensor,  # [1, blocks] int32 HBM, see window_plan.window_columns
         window_seen: nl.NkiTensor,  # [1, tokens] uint8 HBM
         prior_tokens: nl.NkiTensor,  # [1, 1] int32 HBM
         section_tokens: int,

@@ -152,7 +152,7 @@ class WindowTokens(nl.NKIObject):
         v_stage: nl.NkiTensor,  # [128, tiles * d] SBUF, result
         part: int,  # TILES_PER_FETCH tiles
     ) -> None:
-        """Gather part of a section, if there is one: a token per partition and DMA."""
+        """Gather part of a section, if there is one: a token per partition, or blocks of keys."""
         if walk.tile >= self.end_tile:
             return
         first = part * TILES_PER_FETCH
