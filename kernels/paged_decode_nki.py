@@ -35,10 +35,10 @@ With key_blocks the K cache is [num_blocks, KV, d, block_size]: keys of a slot a
 [features, (head, block, token)], and DVE selects the columns of one j, zero for absent runs.
 
 On-chip memory per partition: staging tiles of at most 2 * 16 KiB for keys and values of a group;
-key columns 4 * 2 KiB; zeros 4 KiB; weights b N (tokens + edge tiles), queries pack * b N, states
-24 * N for d up to 128: 4 slots of 2 spans with 8 rows, d = 128, bf16, N = 64: 32 + 8 + 4 + 2.2 +
-0.1 + 1.5, edge tokens, lists and temporary tiles 12 = 60 KiB. PSUM: scores 1 to 4 banks,
-transposes 5 to 2, weighted values 1, small numbers and edge tokens 1.
+key columns 4 * 2 KiB; weights b N (tokens + edge tiles), queries pack * b N, states 24 * N for d up
+to 128: 4 slots of 2 spans with 8 rows, d = 128, bf16, N = 64: 32 + 8 + 2.2 + 0.1 + 1.5, edge
+tokens, lists and temporary tiles at most 8 = 52 KiB; before the first group also zeros, 4 KiB.
+PSUM: scores 1 to 4 banks, transposes 5 to 2, weighted values 1, small numbers and edge tokens 1.
 
 Numerics. Exact running maximum of every row, never below FLOOR; scores minus maximum in fp32, exp
 of it, fp32 sums; weights in the dtype of q. Runs that are absent or of another span get MASKED
