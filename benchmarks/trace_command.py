@@ -37,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Command line; 2 when the script or the constants cannot be read, or no kernel runs."""
     options = parser().parse_args(argv)
+    if options.stalls < 0:
+        parser().error(f"--stalls={options.stalls}: must be at least 0")
     if not options.script.is_file():
         print(f"error: script {str(options.script)!r} is not a file", file=sys.stderr)
         return 2

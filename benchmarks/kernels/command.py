@@ -264,6 +264,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Command line; 0 all targets met, 1 some missed, 2 nothing done."""
     arguments = parser().parse_args(argv)
+    if arguments.stalls < 0:
+        parser().error(f"--stalls={arguments.stalls}: must be at least 0")
     try:
         if arguments.backend == "device":
             return run_measured(_selected(arguments.only), arguments)

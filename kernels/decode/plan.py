@@ -157,27 +157,24 @@ class _Layout:
         shared_rows = np.full((cores, 1, shape.rows), -1, np.int32)
         if shared >= 0:
             shared_rows[0, 0] = shared * shape.rows + np.arange(shape.rows)
+        chain_and_heads = np.stack([chain_of, chain_of % self.num_groups], -1).astype(np.int32)
+        shared_heads = np.array([[[shared_chain, shared_chain % self.num_groups]]], np.int32)
         return DecodePlan(
-            shape,
-            used.astype(np.int32)[:, None],
-            np.concatenate([by_slot.astype(np.int32), edge_rows], axis=2),
-            np.stack([chain_of, chain_of % self.num_groups], -1)
-            .reshape(entries, -1)
-            .astype(np.int32),
-            absent.reshape(entries, -1),
-            edge_seen,
-            np.insert(begins.reshape(entries, -1), 0, np.float32(MASKED), 1),
-            out_rows.reshape(entries, -1),
-            self.real[chain_of].astype(np.uint8).reshape(entries, -1),
-            np.tile(
-                np.array([[[shared_chain, shared_chain % self.num_groups]]], np.int32),
-                (cores, 1, 1),
-            ),
-            shared_rows,
-            np.tile(self.real[shared_chain].astype(np.uint8), (cores, 1, 1)),
-            self._empty_chains(),
-            key_blocks,
-            present,
+            shape=shape,
+            num_groups=used.astype(np.int32)[:, None],
+            gather_rows=np.concatenate([by_slot.astype(np.int32), edge_rows], axis=2),
+            chains=chain_and_heads.reshape(entries, -1),
+            absent=absent.reshape(entries, -1),
+            edge_seen=edge_seen,
+            begins=np.insert(begins.reshape(entries, -1), 0, np.float32(MASKED), 1),
+            out_rows=out_rows.reshape(entries, -1),
+            real_rows=self.real[chain_of].astype(np.uint8).reshape(entries, -1),
+            shared_chain=np.tile(shared_heads, (cores, 1, 1)),
+            shared_out_rows=shared_rows,
+            shared_real_rows=np.tile(self.real[shared_chain].astype(np.uint8), (cores, 1, 1)),
+            empty_chains=self._empty_chains(),
+            key_blocks=key_blocks,
+            present=present,
         )
 
     def _edges(self, edge_spans: list[tuple[int, int, int]]) -> tuple[Array, Array, Array]:

@@ -125,7 +125,7 @@ def decode_shape(
     total = cdiv(most_slots(num_chains, runs, slot_spans), num_cores) + num_cores - 1
     per_bank //= slot_spans
     slots = min(
-        total, GROUP_SLOTS if slot_spans == 1 else min(GROUP_SLOTS, SHARED_SLOTS),
+        total, GROUP_SLOTS if slot_spans == 1 else SHARED_SLOTS,
         GROUP_BYTES // (heads * tokens * head_bytes), PARTITIONS // (rows * slot_spans),
         per_bank * SCORE_BANKS,
     )  # fmt: skip

@@ -75,8 +75,8 @@ class ExactRows(nl.NKIObject):
         self.scale = ScoreScale(scale, -scale)
         self.is_exact = True
         # With few row tiles a segment has few steps to prepare the next one beside. Two are as many
-        # as may be: the values are written LAG steps after the start, which must come after the
-        # steps in flight that read them.
+        # as may be: the values are written bounded.LAG steps after the start, which must come after
+        # the steps in flight that read them.
         self.steps_beside = 1
         if tiles.num_tiles < SHORT_SHARE_TILES:
             self.steps_beside = 2

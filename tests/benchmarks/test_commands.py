@@ -78,6 +78,20 @@ def test_trace_refuses_constants_that_are_no_results(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: {constants}: no results file")
 
 
+def test_a_negative_number_of_stalls_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "double.py"
+    script.write_text(KERNEL)
+    done = trace("--stalls", "-1", str(script))
+    assert done.returncode == 2
+    with pytest.raises(SystemExit) as exited:
+        main(["kernels", "--stalls", "-1"])
+    assert exited.value.code == 2
+    for error in (done.stderr, capsys.readouterr().err):
+        assert error.endswith("error: --stalls=-1: must be at least 0\n")
+
+
 def test_trace_says_so_when_nothing_was_launched(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("x = 1")

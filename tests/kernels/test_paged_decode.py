@@ -86,8 +86,9 @@ def test_equals_the_reference(
         **options.scales(rng, heads[1], dtype),
     }
     expected = reference.paged_decode(*call, **arguments)
-    slots = 1 if small_groups else decode_shape.GROUP_SLOTS
-    with mock.patch.object(decode_shape, "GROUP_SLOTS", slots):
+    most = 1 if small_groups else decode_shape.GROUP_SLOTS
+    most_shared = 1 if small_groups else decode_shape.SHARED_SLOTS
+    with mock.patch.multiple(decode_shape, GROUP_SLOTS=most, SHARED_SLOTS=most_shared):
         out = paged_decode(*call, **arguments)
     assert out.dtype == q.dtype
     assert_close(out, expected)
