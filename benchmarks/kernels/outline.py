@@ -1,9 +1,10 @@
 """The outline of a kernel: its program for given shapes, without data.
 
 The kernel's Python runs on the interpreter's cores with instructions that only account for their
-operands. Registers hold 0; the body of every dynamic loop is walked twice, whatever its bounds,
-because tiles live from one trip into the next, and counts once. So every branch of the program is
-there, fallbacks that hardly ever run too, and a walk takes about as long as a compiler's would.
+operands. Registers hold 0; the body of every dynamic loop is walked several times, whatever its
+bounds, because tiles live from one trip into the next, and counts once. So every branch of the
+program is there, fallbacks that hardly ever run too, and a walk takes about as long as a compiler's
+would.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,6 +26,10 @@ from segattn.reference.nki.tensor import NkiTensor
 
 WRITTEN = ("dst", "reduce_res")
 """How parameters begin that an instruction writes."""
+
+
+TRIPS = 3
+"""Trips of a dynamic loop: what one trip leaves to the next, that leaves to the one after it."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,11 @@ class _Walk:
     def loop(
         self, lower: Any, upper: Any, body_fun: Callable[[VirtualRegister], object], step: int = 1
     ) -> None:
-        """fori_loop: two trips."""
+        """fori_loop: TRIPS trips."""
         body_fun(VirtualRegister(0, frozen=True))
         self.repeating += 1
-        body_fun(VirtualRegister(0, frozen=True))
+        for _ in range(1, TRIPS):
+            body_fun(VirtualRegister(0, frozen=True))
         self.repeating -= 1
 
 

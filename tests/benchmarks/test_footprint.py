@@ -81,7 +81,7 @@ def test_more_psum_than_there_is_ends_an_outline() -> None:
 
 
 @pytest.mark.parametrize(
-    "work", [Decode(3, 300, q_heads=6, kv_heads=2), Decode(2, 9000, 2, 1, 64), CacheWrite(300)]
+    "work", [Decode(3, 30000, q_heads=6, kv_heads=2), Decode(2, 60000, 2, 1, 64), CacheWrite(300)]
 )
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_an_outline_is_what_a_run_on_data_uses(
