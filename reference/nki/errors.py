@@ -7,7 +7,7 @@ import re
 import sys
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 _HERE = str(Path(__file__).parent)
 
@@ -44,19 +44,20 @@ class NkiWarning(UserWarning):
     """A rule whose level is "warn" was broken."""
 
 
-_internal: dict[CodeType, bool] = {}
+# By file name: a string keeps its hash, a code object computes its own from all that it holds.
+_internal: dict[str, bool] = {}
 
 
 def kernel_line() -> tuple[str, int]:
     """File and line of the innermost frame outside the interpreter."""
     frame = sys._getframe(1)
     while True:
-        code = frame.f_code
-        inside = _internal.get(code)
+        name = frame.f_code.co_filename
+        inside = _internal.get(name)
         if inside is None:
-            inside = _internal[code] = code.co_filename.startswith(_HERE)
+            inside = _internal[name] = name.startswith(_HERE)
         if not inside or frame.f_back is None:
-            return code.co_filename, frame.f_lineno
+            return name, frame.f_lineno
         frame = frame.f_back
 
 
@@ -64,10 +65,10 @@ def called_from_kernel() -> tuple[FrameType, int]:
     """The frame of the interpreter's function that the kernel called, and the kernel's line."""
     entry = sys._getframe(1)
     while entry.f_back is not None:
-        code = entry.f_back.f_code
-        inside = _internal.get(code)
+        name = entry.f_back.f_code.co_filename
+        inside = _internal.get(name)
         if inside is None:
-            inside = _internal[code] = code.co_filename.startswith(_HERE)
+            inside = _internal[name] = name.startswith(_HERE)
         if not inside:
             return entry, entry.f_back.f_lineno
         entry = entry.f_back

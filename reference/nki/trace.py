@@ -179,7 +179,8 @@ class Trace:
 active: Trace | None = None
 """The trace that records now, or None."""
 
-_internal: dict[CodeType, bool] = {}
+# By file name: a string keeps its hash, a code object computes its own from all that it holds.
+_internal: dict[str, bool] = {}
 
 
 def _kernel_line() -> tuple[CodeType, int]:
@@ -187,9 +188,10 @@ def _kernel_line() -> tuple[CodeType, int]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        internal = _internal.get(code)
+        name = code.co_filename
+        internal = _internal.get(name)
         if internal is None:
-            internal = _internal[code] = code.co_filename.startswith(_INTERPRETER)
+            internal = _internal[name] = name.startswith(_INTERPRETER)
         if not internal or frame.f_back is None:
             return code, frame.f_lineno
         frame = frame.f_back
