@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..reference.paging import UNUSED_BLOCK
+from .addresses import used_blocks
 from .arrays import array_kind
 from .launch_prefill import segmented_attention
 from .validation import (
@@ -22,7 +23,6 @@ from .validation import (
     check_count,
     check_integers,
     check_shape,
-    used_blocks,
 )
 
 

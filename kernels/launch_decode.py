@@ -6,6 +6,7 @@ import numpy as np
 
 from ..reference.attention import queries_per_kv_head
 from . import backend
+from .addresses import used_blocks
 from .arrays import array_kind, read_optional
 from .decode.plan import plan_decode
 from .decode.shape import MOST_PLAN_BYTES, decode_shape
@@ -26,7 +27,6 @@ from .validation import (
     check_sinks,
     check_window,
     device_fp8,
-    used_blocks,
 )
 
 

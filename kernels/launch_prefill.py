@@ -6,6 +6,7 @@ import numpy as np
 
 from ..reference.paging import cdiv
 from . import backend
+from .addresses import check_padding_slots, check_slots, used_blocks
 from .arrays import array_kind, read_optional
 from .cache.key_write_plan import key_write_arguments
 from .padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
@@ -24,17 +25,14 @@ from .validation import (
     check_count,
     check_dtypes,
     check_integers,
-    check_padding_slots,
     check_scale,
     check_segment_size,
     check_sinks,
-    check_slots,
     check_softmax,
     check_window,
     check_writable_caches,
     check_written_rows,
     device_fp8,
-    used_blocks,
 )
 from .write_kv_cache_nki import write_kv_cache_kernel
 

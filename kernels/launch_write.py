@@ -3,6 +3,7 @@
 from typing import Any
 
 from . import backend
+from .addresses import check_slots
 from .arrays import array_kind, read_optional
 from .cache.key_write_plan import key_write_arguments
 from .validation import (
@@ -11,7 +12,6 @@ from .validation import (
     check_dtypes,
     check_integers,
     check_shape,
-    check_slots,
     check_writable_caches,
     check_written_rows,
     device_fp8,

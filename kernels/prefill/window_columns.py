@@ -30,20 +30,11 @@ class WindowColumns(nl.NKIObject):
         self.keys = TransposedKeys(
             k_cache, window_blocks, section_tokens + self.block_size, first_head
         )
-        self.blocks = self.keys.blocks
         prior = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(dst=prior, src=prior_tokens)
         nisa.tensor_scalar(dst=prior, data=prior, op0=nl.bitwise_and, operand0=self.block_size - 1)
         self.first_column = nisa.register_alloc()
         nisa.register_load(self.first_column, prior)
-
-    def new_stage(self) -> list[nl.NkiTensor]:
-        """Unwritten staging tiles, [features, section and a block] per 128 features."""
-        return self.keys.new_stage()
-
-    def new_blocks(self) -> nl.NkiTensor:
-        """Unwritten blocks of a section, [1, blocks] int32."""
-        return self.keys.new_blocks()
 
     def new_seen(self) -> nl.NkiTensor:
         """Unwritten flags of a section's tokens, [128, section] uint8."""
@@ -52,10 +43,11 @@ class WindowColumns(nl.NKIObject):
 
     def fetch_blocks(self, first_token: int, blocks: nl.NkiTensor) -> None:
         """Read the blocks of the section that begins at a token."""
+        count = blocks.shape[1]
         nisa.dma_copy(
             dst=blocks,
             src=self.keys.block_table.ap(
-                [[self.blocks, 1], [1, self.blocks]], offset=first_token // self.block_size
+                [[count, 1], [1, count]], offset=first_token // self.block_size
             ),
         )
 
@@ -67,17 +59,6 @@ class WindowColumns(nl.NKIObject):
                 [[0, PARTITIONS], [1, self.section_tokens]], offset=first_token
             ),
         )
-
-    def gather(
-        self,
-        blocks: nl.NkiTensor,  # [1, blocks] int32 from fetch_blocks
-        kv_head: int,
-        stage: list[nl.NkiTensor],  # from new_stage, result
-        first: int,
-        count: int,
-    ) -> None:
-        """Load some blocks; the columns of one that is absent stay as they are."""
-        self.keys.gather(blocks, kv_head, stage, first, count)
 
     def write_columns(
         self,

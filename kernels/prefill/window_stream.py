@@ -113,7 +113,7 @@ class WindowTokens(nl.NKIObject):
     def new_key_stage(self) -> list[nl.NkiTensor]:
         """Unwritten tiles for the keys of a section: rows [128, (tile, d)], or columns."""
         if self.key_columns is not None:
-            return self.key_columns.new_stage()
+            return self.key_columns.keys.new_stage()
         shape = (PARTITIONS, self.tokens * self.d)
         return [nl.ndarray(shape, dtype=self.k_dtype, buffer=nl.sbuf)]
 
@@ -124,7 +124,7 @@ class WindowTokens(nl.NKIObject):
         if self.key_columns is None:
             return SegmentBlocks(slots, None)
         columns = self.key_columns
-        return SegmentBlocks(slots, columns.new_blocks(), columns.new_seen())
+        return SegmentBlocks(slots, columns.keys.new_blocks(), columns.new_seen())
 
     def new_walk(self, section: int) -> WindowWalk:
         """Begin at a section, go on with every second one."""
@@ -164,12 +164,10 @@ class WindowTokens(nl.NKIObject):
         if self.key_columns is not None and slots.in_row is not None and slots.seen is not None:
             if part == 0:
                 self.key_columns.fetch_seen(self.first_token(walk.tile), slots.seen)
-            blocks = self.key_columns.blocks
-            begin_block = part * blocks // self.fetch_steps
-            end_block = (part + 1) * blocks // self.fetch_steps
-            self.key_columns.gather(
-                slots.in_row, kv_head, k_stage, begin_block, end_block - begin_block
-            )
+            keys = self.key_columns.keys
+            begin_block = part * keys.blocks // self.fetch_steps
+            end_block = (part + 1) * keys.blocks // self.fetch_steps
+            keys.gather(slots.in_row, kv_head, k_stage, begin_block, end_block - begin_block)
         for i in range(last - first):
             if self.key_columns is None:
                 self.gather_tile(self.k_rows, rows[:, i : i + 1], kv_head, k_stage[0], first + i)

@@ -7,7 +7,7 @@ import re
 import sys
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 _HERE = str(Path(__file__).parent)
 
@@ -44,32 +44,40 @@ class NkiWarning(UserWarning):
     """A rule whose level is "warn" was broken."""
 
 
-# By file name: a string keeps its hash, a code object computes its own from all that it holds.
-_internal: dict[str, bool] = {}
+class _InterpreterFiles(dict[str, bool]):
+    """Whether a file is the interpreter's, by its name.
+
+    A string keeps its hash; a code object, the other key at hand, computes its own from all that it
+    holds, for each instruction that is recorded.
+    """
+
+    def __missing__(self, name: str) -> bool:
+        inside = self[name] = name.startswith(_HERE)
+        return inside
+
+
+_internal = _InterpreterFiles()
+
+
+def kernel_place() -> tuple[CodeType, int]:
+    """Code object and line of the innermost frame outside the interpreter."""
+    frame = sys._getframe(2)  # this function and its caller are inside
+    while _internal[frame.f_code.co_filename] and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
 
 
 def kernel_line() -> tuple[str, int]:
     """File and line of the innermost frame outside the interpreter."""
-    frame = sys._getframe(1)
-    while True:
-        name = frame.f_code.co_filename
-        inside = _internal.get(name)
-        if inside is None:
-            inside = _internal[name] = name.startswith(_HERE)
-        if not inside or frame.f_back is None:
-            return name, frame.f_lineno
-        frame = frame.f_back
+    code, line = kernel_place()
+    return code.co_filename, line
 
 
 def called_from_kernel() -> tuple[FrameType, int]:
     """The frame of the interpreter's function that the kernel called, and the kernel's line."""
     entry = sys._getframe(1)
     while entry.f_back is not None:
-        name = entry.f_back.f_code.co_filename
-        inside = _internal.get(name)
-        if inside is None:
-            inside = _internal[name] = name.startswith(_HERE)
-        if not inside:
+        if not _internal[entry.f_back.f_code.co_filename]:
             return entry, entry.f_back.f_lineno
         entry = entry.f_back
     return entry, entry.f_lineno
@@ -89,7 +97,7 @@ def locate(error: Exception) -> None:
     where = None
     while frames is not None:
         code = frames.tb_frame.f_code
-        if not code.co_filename.startswith(_HERE):
+        if not _internal[code.co_filename]:
             where = f" (at {code.co_filename}:{frames.tb_lineno})"
         frames = frames.tb_next
     if where is not None and error.args and " (at " not in str(error.args[0]):

@@ -13,11 +13,10 @@ Inside the interpreter:
         recorder.compute("vector", "tensor_scalar", core, (dst.access,), (data.access,), op="add")
 """
 
-import sys
-from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
+from .errors import kernel_place
 from .records import (
     WHOLE_ARRAY,
     Access,
@@ -44,8 +43,6 @@ __all__ = [
     "Trace",
     "active",
 ]
-
-_INTERPRETER = str(Path(__file__).parent)
 
 
 class Trace:
@@ -95,7 +92,7 @@ class Trace:
         op: str = "",
     ) -> None:
         """An instruction of a compute engine, or one that moves a register."""
-        code, line = _kernel_line()
+        code, line = kernel_place()
         self._records.append(
             Instruction(engine, opcode, core, writes, reads, op, self._iteration[core], code, line)
         )
@@ -112,7 +109,7 @@ class Trace:
         tile_size: tuple[int, int] = WHOLE_ARRAY,
     ) -> None:
         """An `nc_matmul`. `nc_transpose` on the Tensor Engine goes through `compute`."""
-        code, line = _kernel_line()
+        code, line = kernel_place()
         self._records.append(
             Matmul(
                 "tensor",
@@ -143,7 +140,7 @@ class Trace:
         skipped_rows: int = 0,
     ) -> None:
         """A DMA instruction."""
-        code, line = _kernel_line()
+        code, line = kernel_place()
         self._records.append(
             Dma(
                 "dma",
@@ -164,7 +161,7 @@ class Trace:
 
     def loop(self, edge: LoopEdge, core: int, reads: tuple[Access, ...] = ()) -> None:
         """Edge of a dynamic loop: "begin", then "iteration" before each trip, then "end"."""
-        code, line = _kernel_line()
+        code, line = kernel_place()
         iteration = self._iteration[core]
         if edge == "begin":
             iteration = (*iteration, -1)
@@ -178,21 +175,3 @@ class Trace:
 
 active: Trace | None = None
 """The trace that records now, or None."""
-
-# By file name: a string keeps its hash, a code object computes its own from all that it holds.
-_internal: dict[str, bool] = {}
-
-
-def _kernel_line() -> tuple[CodeType, int]:
-    """Code object and line of the innermost frame outside the interpreter."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        name = code.co_filename
-        internal = _internal.get(name)
-        if internal is None:
-            internal = _internal[name] = name.startswith(_INTERPRETER)
-        if not internal or frame.f_back is None:
-            return code, frame.f_lineno
-        frame = frame.f_back
-    raise RuntimeError("no calling frame")
