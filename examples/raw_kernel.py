@@ -6,7 +6,7 @@ that change from call to call are int32 tensors in HBM, the others are compiled 
 
 import numpy as np
 
-from segattn.kernels.padded_prefill_nki import padded_prefill_kernel
+from segattn.kernels.device.padded_prefill_nki import padded_prefill_kernel
 from segattn.reference import attention as reference
 
 rng = np.random.default_rng(0)

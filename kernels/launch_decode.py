@@ -8,10 +8,10 @@ from ..reference.attention import queries_per_kv_head
 from . import backend
 from .addresses import used_blocks
 from .arrays import array_kind, read_optional
-from .decode.plan import plan_decode
-from .decode.shape import MOST_PLAN_BYTES, decode_shape
-from .paged_decode_nki import paged_decode_kernel
-from .tile_schedule import PARTITIONS
+from .device.paged_decode_nki import paged_decode_kernel
+from .device.tile_schedule import PARTITIONS
+from .plan.decode_plan import plan_decode
+from .plan.decode_shape import MOST_PLAN_BYTES, decode_shape
 from .validation import (
     FP8_DTYPES,
     Array,

@@ -8,14 +8,15 @@ from ..reference.paging import cdiv
 from . import backend
 from .addresses import check_padding_slots, check_slots, used_blocks
 from .arrays import array_kind, read_optional
-from .cache.key_write_plan import key_write_arguments
-from .padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
-from .prefill.head_launches import launch_exact, launch_heads, of_heads
-from .prefill.launch_plan import ProgramShape, plan_launches
-from .prefill.paged_prior import TAIL_SEGMENT
-from .prefill.window_plan import window_columns, window_slots
-from .segmented_attention_nki import segmented_attention_kernel
-from .tile_schedule import PARTITIONS
+from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
+from .device.prefill.paged_prior import TAIL_SEGMENT
+from .device.segmented_attention_nki import segmented_attention_kernel
+from .device.tile_schedule import PARTITIONS
+from .device.write_kv_cache_nki import write_kv_cache_kernel
+from .head_launches import launch_exact, launch_heads, of_heads
+from .launch_plan import ProgramShape, plan_launches
+from .plan.key_writes import key_write_arguments
+from .plan.window_plan import window_columns, window_slots
 from .validation import (
     Array,
     check_cache_scale,
@@ -34,7 +35,6 @@ from .validation import (
     check_written_rows,
     device_fp8,
 )
-from .write_kv_cache_nki import write_kv_cache_kernel
 
 LONGEST_SEGMENT = 2048
 """Most tokens of a segment on chip: a longer kv_segment_size is read in segments of this size."""

@@ -5,7 +5,8 @@ from typing import Any
 from . import backend
 from .addresses import check_slots
 from .arrays import array_kind, read_optional
-from .cache.key_write_plan import key_write_arguments
+from .device.write_kv_cache_nki import write_kv_cache_kernel
+from .plan.key_writes import key_write_arguments
 from .validation import (
     check_cache_scale,
     check_caches,
@@ -16,7 +17,6 @@ from .validation import (
     check_written_rows,
     device_fp8,
 )
-from .write_kv_cache_nki import write_kv_cache_kernel
 
 
 def write_kv_cache(

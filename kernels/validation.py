@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..reference.attention import queries_per_kv_head
-from .tile_schedule import PARTITIONS
+from .device.tile_schedule import PARTITIONS
 
 Array = npt.NDArray[Any]
 

@@ -35,7 +35,7 @@ except ImportError as error:
 def instruction_limit() -> int:
     """Most instructions of one core's program after unrolling, as the host functions keep it."""
     # Imported late: the backend is chosen when the kernels are imported first.
-    plan = import_module("segattn.kernels.prefill.launch_plan")
+    plan = import_module("segattn.kernels.launch_plan")
     limit: int = plan.INSTRUCTION_LIMIT
     return limit
 

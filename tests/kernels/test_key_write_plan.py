@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segattn.kernels.cache.key_write_plan import key_write_plan
+from segattn.kernels.plan.key_writes import key_write_plan
 from segattn.tests.kernels.cases import block_sizes, seeds
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segattn.kernels import backend, padded_prefill, segmented_attention
-from segattn.kernels.prefill import launch_plan
-from segattn.kernels.prefill.launch_plan import LaunchPlan, ProgramShape, plan_launches
+from segattn.kernels import backend, launch_plan, padded_prefill, segmented_attention
+from segattn.kernels.launch_plan import LaunchPlan, ProgramShape, plan_launches
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import (
     Options,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.kernels import segmented_attention
-from segattn.kernels.prefill.window_stream import TILES_PER_FETCH, window_tiles
+from segattn.kernels.device.prefill.window_stream import TILES_PER_FETCH, window_tiles
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import (
     Options,
@@ -65,7 +65,7 @@ def test_equals_the_reference_in_sections_and_segments(
     dtype = data.draw(st.sampled_from([ml_dtypes.bfloat16, np.float32]))
     n = data.draw(st.integers(0, tiles * 128))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("segattn.kernels.prefill.window_stream.LEAST_SECTION_TILES", 1)
+        patch.setattr("segattn.kernels.device.prefill.window_stream.LEAST_SECTION_TILES", 1)
         compare(
             np.random.default_rng(seed), heads, tiles * 128, n, prior, d, block_size, holes, dtype,
             options, kv_segment_size=segment, softmax=softmax,

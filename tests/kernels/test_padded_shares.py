@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from segattn.kernels import padded_prefill, segmented_attention
-from segattn.kernels.tile_schedule import core_shares
+from segattn.kernels.device.tile_schedule import core_shares
 from segattn.reference import attention as reference
 from segattn.reference.nki.trace import Trace
 from segattn.tests.kernels.cases import Array, assert_close, garbage, padded_rows, paged_tokens

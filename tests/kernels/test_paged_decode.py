@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.kernels import paged_decode
-from segattn.kernels.decode import plan as decode_plan
-from segattn.kernels.decode import shape as decode_shape
-from segattn.kernels.decode import spans as decode_spans
+from segattn.kernels.plan import decode_plan, decode_shape, decode_spans
 from segattn.reference import attention as reference
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import evaluate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from segattn.kernels import padded_prefill, paged_decode, segmented_attention, write_kv_cache
-from segattn.kernels.prefill.window_plan import window_columns
+from segattn.kernels.plan.window_plan import window_columns
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import evaluate
 from segattn.reference.nki.trace import Trace
