@@ -84,11 +84,10 @@ def transfer(record: Dma, c: CostConstants) -> Transfer:
 
 
 def _num_sources(record: Dma) -> int:
-    """Data operands in `reads`: all that are as large as the destination."""
-    size = record.writes[0].num_elements
+    """Data operands in `reads`; behind them comes one index for each indirect operand."""
     if record.opcode != "dma_compute":
         return 1
-    return sum(a.num_elements == size for a in record.reads)
+    return len(record.reads) - sum(a.indirect for a in (*record.writes, *record.reads))
 
 
 def _moved_share(record: Dma) -> float:
@@ -99,7 +98,7 @@ def _moved_share(record: Dma) -> float:
     for access in (record.reads[0], record.writes[0]):
         if access.indirect:
             return 1 - skipped / access.shape[0]
-    if skipped == record.writes[0].shape[0]:
+    if skipped == record.reads[0].shape[0] or skipped == record.writes[0].shape[0]:
         return 0.0
     raise ValueError(f"{record.opcode} skips {record.skipped_rows} rows but is not indirect")
 

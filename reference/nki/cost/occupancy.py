@@ -161,7 +161,7 @@ def occupancy(instruction: Instruction, c: CostConstants) -> Occupancy:
         latency = stream + c.vector_latency_cycles
     if dynamic:
         busy = max(busy, c.dynamic_address_cycles)
-    table = instruction.op if engine == "scalar" and instruction.opcode != "tensor_copy" else ""
+    table = instruction.op if instruction.opcode.startswith("activation") else ""
     return Occupancy(
         busy / ghz,
         max(busy, latency) / ghz,

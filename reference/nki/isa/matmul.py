@@ -96,6 +96,7 @@ def nc_matmul(
             moving.access,
             perf_mode.value,
             is_transpose,
+            (int(tile_position[0]), int(tile_position[1])) if tile_position else (0, 0),
             plan.tile_size,
         )
     return handed_over(number)
