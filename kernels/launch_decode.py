@@ -1,17 +1,18 @@
 """The host function of decode: arguments checked, the step planned, one launch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..reference.attention import queries_per_kv_head
-from . import backend
 from .addresses import used_blocks
 from .arrays import array_kind, read_optional
 from .device.paged_decode_nki import paged_decode_kernel
-from .device.tile_schedule import PARTITIONS
+from .launch import Launch, execute, run
 from .plan.decode_plan import plan_decode
 from .plan.decode_shape import MOST_PLAN_BYTES, decode_shape
+from .sizes import PARTITIONS
 from .validation import (
     FP8_DTYPES,
     Array,
@@ -54,6 +55,33 @@ def paged_decode(
     is T. Query t of request b is real when t < query_lens[b], at position
     context_lens[b] - query_lens[b] + t; other rows are zero. Returns out [B, H, T, d].
     """
+    return run(
+        prepare_paged_decode(
+            q, k_cache, v_cache, block_tables, context_lens, query_lens=query_lens, scale=scale,
+            sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
+        )
+    )  # fmt: skip
+
+
+def prepare_paged_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_tables: Any,
+    context_lens: Any,
+    *,
+    query_lens: Any = None,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    k_pre_transposed: bool = False,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> Launch[Any]:
+    """The checked and planned launch of `paged_decode`."""
     kind = array_kind(
         q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, context_lens=context_lens
     )
@@ -102,21 +130,24 @@ def paged_decode(
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
     )
 
-    def attend(of_queries: Array) -> Array:
+    def launch(of_queries: Array, finish: Callable[[Array], Any]) -> Launch[Any]:
         plan = plan_decode(
             shape, tables, lengths, of_queries, num_queries, window, block_size, num_kv_heads, lnc,
             head_dim if k_pre_transposed else None,
         )  # fmt: skip
-        out: Array = backend.run(
-            paged_decode_kernel, lnc, q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(),
-            shape.heads, shape.tokens, shape.slots, *factors, *plan.key_arrays(),
+        arrays = (
+            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(), shape.heads, shape.tokens,
+            shape.slots, *factors, *plan.key_arrays(),
         )  # fmt: skip
-        return out
+        return Launch(paged_decode_kernel, lnc, arrays, finish)
 
-    out = attend(queries)
-    for request in np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3))):
-        # Those that share slots or edge tiles share NaN and infinity; alone, a request has its own.
-        if num_requests > 1:
-            own = np.where(np.arange(num_requests) == request, queries, 0)
-            out[request] = attend(own)[request]
-    return kind.give(out)
+    def finish(out: Array) -> Any:
+        for request in np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3))):
+            # Those that share slots or edge tiles share NaN and infinity; alone, a request has its
+            # own.
+            if num_requests > 1:
+                own = np.where(np.arange(num_requests) == request, queries, 0)
+                out[request] = execute(launch(own, kind.give))[request]
+        return kind.give(out)
+
+    return launch(queries, finish)

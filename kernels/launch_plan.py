@@ -20,7 +20,8 @@ from .device.prefill.paged_prior import (
 )
 from .device.prefill.share_tiles import BLOCK_TILES, num_blocks_of
 from .device.prefill.window_stream import window_tiles
-from .device.tile_schedule import PARTITIONS, Share, core_shares
+from .device.tile_schedule import Share, core_shares
+from .sizes import PARTITIONS
 
 INSTRUCTION_LIMIT = 20_000
 """Most instructions of one core's program after unrolling."""

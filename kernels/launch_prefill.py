@@ -11,12 +11,12 @@ from .arrays import array_kind, read_optional
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
 from .device.prefill.paged_prior import TAIL_SEGMENT
 from .device.segmented_attention_nki import segmented_attention_kernel
-from .device.tile_schedule import PARTITIONS
 from .device.write_kv_cache_nki import write_kv_cache_kernel
 from .head_launches import launch_exact, launch_heads, of_heads
 from .launch_plan import ProgramShape, plan_launches
 from .plan.key_writes import key_write_arguments
 from .plan.window_plan import window_columns, window_slots
+from .sizes import PARTITIONS
 from .validation import (
     Array,
     check_cache_scale,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from . import backend
 from .addresses import check_slots
 from .arrays import array_kind, read_optional
 from .device.write_kv_cache_nki import write_kv_cache_kernel
+from .launch import Launch, run
 from .plan.key_writes import key_write_arguments
 from .validation import (
     check_cache_scale,
@@ -35,6 +35,26 @@ def write_kv_cache(
     caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32. T is at least 1,
     T * (KV + 4) at most 350,000, KV * d at most 16,384. Returns the caches.
     """
+    return run(
+        prepare_write_kv_cache(
+            k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale,
+            k_pre_transposed=k_pre_transposed,
+        )
+    )  # fmt: skip
+
+
+def prepare_write_kv_cache(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    k_pre_transposed: bool = False,
+) -> Launch[tuple[Any, Any]]:
+    """The checked launch of `write_kv_cache`; it writes the caches when it is run."""
     kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     k_, v_, slots = map(kind.read, (k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
@@ -46,10 +66,14 @@ def write_kv_cache(
     check_writable_caches(k_rows, v_rows, k=k_, v=v_)
     check_integers("slot_mapping", slots, (k_.shape[1],))
     check_slots(slots, v_rows)
-    backend.run(
-        write_kv_cache_kernel, 1, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
+    arrays = (
+        k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
         *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
     )  # fmt: skip
-    return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+
+    def finish(_: Any) -> tuple[Any, Any]:
+        return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+
+    return Launch(write_kv_cache_kernel, 1, arrays, finish)

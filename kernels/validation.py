@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..reference.attention import queries_per_kv_head
-from .device.tile_schedule import PARTITIONS
+from .sizes import PARTITIONS
 
 Array = npt.NDArray[Any]
 

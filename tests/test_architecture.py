@@ -1,6 +1,7 @@
 """Dependencies go one way: reference <- kernels, scheduler <- runner <- benchmarks, tests."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,32 @@ def test_a_source_imports_only_what_lies_below_it(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_source_names_no_module_of_the_package_absolutely(path: Path) -> None:
     assert not [module for _, module in imports(path) if is_within(module, ("segattn",))]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels/plan").glob("*.py")), ids=name_of)
+def test_a_plan_is_numpy_only(path: Path) -> None:
+    allowed: tuple[str, ...] = (
+        "kernels.plan", "kernels.sizes", "kernels.arrays", "reference.paging",
+    )  # fmt: skip
+    if name_of(path) == "kernels/plan/window_plan.py":
+        allowed = (*allowed, "kernels.device.prefill.window_stream")
+    wrong = [module for level, module in imports(path) if level and not is_within(module, allowed)]
+    assert not wrong
+    outside = {module.split(".")[0] for level, module in imports(path) if not level}
+    assert outside <= {"ml_dtypes", "numpy", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels/device").rglob("*.py")), ids=name_of)
+def test_device_code_knows_neither_host_nor_plan(path: Path) -> None:
+    allowed = ("kernels.device", "kernels.backend", "kernels.sizes", "reference")
+    wrong = [module for level, module in imports(path) if level and not is_within(module, allowed)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").glob("*.py")), ids=name_of)
+def test_only_what_prepares_a_launch_imports_device_code(path: Path) -> None:
+    if not path.stem.startswith("launch_"):
+        assert not [module for _, module in imports(path) if is_within(module, ("kernels.device",))]
 
 
 @pytest.mark.parametrize("path", BENCHMARKS + TESTS, ids=name_of)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import nisa, nl
-from .tile_schedule import PARTITIONS
+from ..sizes import PARTITIONS
 
 
 @dataclass

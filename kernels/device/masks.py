@@ -4,7 +4,8 @@ Positions are exact in fp32: they stay far below 2**24.
 """
 
 from ..backend import nisa, nl
-from .tile_schedule import PARTITIONS, Share
+from ..sizes import PARTITIONS
+from .tile_schedule import Share
 
 
 def valid_rows(num_tokens: nl.NkiTensor, num_tiles: int) -> nl.NkiTensor:

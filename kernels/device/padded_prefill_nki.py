@@ -48,10 +48,11 @@ check on the row sums passes (bounded.py, share_result.py).
 """
 
 from ..backend import nki, nl
+from ..sizes import PARTITIONS
 from .cache.transposed_key_writer import key_writer
 from .loading import element_bytes
 from .prefill.share_loop import ShareLoop
-from .tile_schedule import PARTITIONS, core_shares
+from .tile_schedule import core_shares
 from .write_kv_cache_nki import CacheWriter
 
 

@@ -52,12 +52,12 @@ share is added up at the end with its own maxima.
 """
 
 from ..backend import nisa, nki, nl
+from ..sizes import MASKED, PARTITIONS, SLOT_BYTES
 from .decode.group import DecodeGroup
 from .decode.pipeline import GroupEnd, GroupScores, begin
 from .decode.stage import DecodeStage
 from .decode.sums import SpanSums, SumsShape
 from .decode.tensors import (
-    SLOT_BYTES,
     ChainFactors,
     DecodeBuffers,
     DecodePlanTensors,
@@ -65,8 +65,6 @@ from .decode.tensors import (
     store_rows,
 )
 from .loading import element_bytes
-from .softmax import MASKED
-from .tile_schedule import PARTITIONS
 
 
 def group_count(num_groups: nl.NkiTensor, core: int) -> nisa.VirtualRegister:

@@ -52,10 +52,11 @@ ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale th
 """
 
 from ..backend import nki, nl
+from ..sizes import PARTITIONS
 from .loading import element_bytes
 from .prefill.paged_prior import PagedPrior
 from .prefill.share_loop import ShareLoop
-from .tile_schedule import PARTITIONS, core_shares
+from .tile_schedule import core_shares
 
 
 @nki.jit

@@ -9,14 +9,6 @@ from dataclasses import dataclass
 
 from ..backend import nisa, nl
 
-FLOOR = -(2.0**106)
-"""Scores before the scale below about -8e31 count as this: -1e30 after 1 / sqrt(256) does not."""
-
-MASKED = -1.5e38
-"""Added to the score of a key that a row does not see, at most twice: finite then, so that the
-hardware never meets infinity. Stays below FLOOR after a multiplication with a k_scale down to 1e-6.
-"""
-
 SUM_FLOOR = 2.0**-60
 """Row sums are at least 1 unless the row saw nothing; this keeps 0 / 0 away."""
 

@@ -3,20 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from ...reference.paging import ROW_TILE
 from ..backend import nl
-
-PARTITIONS = ROW_TILE
-"""Rows of one tile: SBUF and PSUM have 128 partitions, PE contracts over 128."""
-
-PSUM_BANKS = 8
-"""PSUM banks of a partition."""
-
-PSUM_BANK_BYTES = 2048
-"""Bytes of one PSUM bank per partition: 512 fp32 columns, the widest matmul result."""
-
-MATMUL_COLUMNS = 512
-"""Moving columns of one matmul: they fill one PSUM bank in fp32."""
+from ..sizes import PARTITIONS
 
 SHARE_BYTES = 128
 """Row tiles of a share times element bytes and 128 features: SBUF holds the queries and

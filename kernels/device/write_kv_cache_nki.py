@@ -25,10 +25,10 @@ DVE rounds correctly to about one unit in the last place, then one rounding to t
 """
 
 from ..backend import nisa, nki, nl
+from ..sizes import PARTITIONS
 from .cache.paged_cache import scatter_rows, slot_rows, to_cache_dtype
 from .cache.transposed_key_writer import key_writer
 from .loading import inverse_scales
-from .tile_schedule import PARTITIONS
 
 
 def quantise(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...reference.paging import UNUSED_BLOCK, cdiv
-from ..validation import Array
+from ..arrays import Array
 from .decode_shape import DecodeShape
 
 

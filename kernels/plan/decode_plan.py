@@ -17,9 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from ...reference.paging import cdiv
-from ..device.softmax import MASKED
-from ..device.tile_schedule import PARTITIONS
-from ..validation import Array
+from ..arrays import Array
+from ..sizes import MASKED, PARTITIONS
 from .decode_chains import Chains
 from .decode_shape import DecodeShape
 from .decode_spans import Runs, pack_cores

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from ...reference.paging import cdiv
-from ..device.decode.tensors import EDGE_COLUMN, SLOT_BYTES
-from ..device.tile_schedule import MATMUL_COLUMNS, PARTITIONS
+from ..sizes import EDGE_COLUMN, MATMUL_COLUMNS, PARTITIONS, SLOT_BYTES
 from .decode_spans import most_slots
 
 TOKENS = 16

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...reference.paging import cdiv
-from ..device.tile_schedule import PARTITIONS
+from ..sizes import PARTITIONS
 
 
 class Runs(NamedTuple):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...reference.paging import PAD_SLOT_ID, UNUSED_BLOCK, cdiv
-from ..device.tile_schedule import PARTITIONS
-from ..validation import Array
+from ..arrays import Array
+from ..sizes import PARTITIONS
 
 
 @dataclass(frozen=True)

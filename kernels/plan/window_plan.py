@@ -3,9 +3,9 @@
 import numpy as np
 
 from ...reference.paging import PAD_SLOT_ID, UNUSED_BLOCK
+from ..arrays import Array
 from ..device.prefill.window_stream import window_tiles
-from ..device.tile_schedule import PARTITIONS
-from ..validation import Array
+from ..sizes import PARTITIONS
 
 
 def window_slots(

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ....reference.attention import FP8_MAX
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..masks import positions_on_partitions, present_tokens
-from ..tile_schedule import PARTITIONS, cache_run
+from ..tile_schedule import cache_run
 from .transposed_keys import TransposedKeys
 
 

@@ -6,8 +6,8 @@ descriptors of one element each, 128 tokens per trip of a dynamic loop.
 """
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..loading import inverse_scales
-from ..tile_schedule import PARTITIONS
 from .paged_cache import integer_multiple, to_cache_dtype
 from .transposed_keys import feature_parts
 

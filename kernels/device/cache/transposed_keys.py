@@ -8,7 +8,7 @@ Block numbers are scalar offsets; -1 in a block table is out of bounds, so its D
 """
 
 from ...backend import nisa, nl
-from ..tile_schedule import PARTITIONS
+from ...sizes import PARTITIONS
 
 
 def feature_parts(d: int) -> list[tuple[int, int]]:

@@ -7,13 +7,12 @@ what is not of the span's chain is masked.
 """
 
 from ...backend import nisa, nl
+from ...sizes import EDGE_COLUMN, MASKED, MATMUL_COLUMNS, PARTITIONS
 from ..loading import element_bytes
-from ..softmax import MASKED
-from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS
 from .keys import DecodeKeys
 from .stage import DecodeStage
 from .sums import SpanSums, SumsShape
-from .tensors import EDGE_COLUMN, MAXIMA_COLUMN, ChainFactors, DecodeBuffers, store_rows
+from .tensors import MAXIMA_COLUMN, ChainFactors, DecodeBuffers, store_rows
 
 SCALED_COLUMNS = 64
 """Fewest columns that an exp with a scale of its own is worth: as many as it has overhead."""

@@ -8,7 +8,7 @@ bytes one belongs to the even features, one to the odd ones. Keys that come in c
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
-from ..tile_schedule import PARTITIONS
+from ...sizes import PARTITIONS
 from .stage import DecodeStage
 from .tensors import DecodeBuffers, DecodeTensors, packed_tokens
 

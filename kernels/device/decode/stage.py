@@ -6,8 +6,8 @@ as soon as it has been used, a whole group ahead: DMA never waits for a list.
 """
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..cache.transposed_keys import feature_parts, queue_of
-from ..tile_schedule import PARTITIONS
 from .tensors import DecodePlanTensors, DecodeTensors, GroupList, group_part
 
 

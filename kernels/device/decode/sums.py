@@ -14,8 +14,8 @@ row that sees nothing gets weights of exactly 0.
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
-from ..softmax import FLOOR, SUM_FLOOR
-from ..tile_schedule import PARTITIONS
+from ...sizes import FLOOR, PARTITIONS
+from ..softmax import SUM_FLOOR
 from .tensors import ChainFactors
 
 

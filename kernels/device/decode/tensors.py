@@ -3,17 +3,11 @@
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
+from ...sizes import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS, SLOT_BYTES
 from ..loading import element_bytes
-from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS
-
-SLOT_BYTES = 4096
-"""Most bytes of a slot's keys per partition."""
 
 KEY_BUFFERS = 4
 """SBUF tiles of transposed keys: PE fills one while others are stationary operands."""
-
-EDGE_COLUMN = PARTITIONS
-"""Where the scores of edge tokens begin in their PSUM bank."""
 
 MAXIMA_COLUMN = MATMUL_COLUMNS - PARTITIONS
 """Where transposed maxima begin in the bank of the weighted values."""

@@ -3,8 +3,9 @@
 from typing import Any
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..softmax import ScoreScale
-from ..tile_schedule import PARTITIONS, Share
+from ..tile_schedule import Share
 from .bounded import BoundedRows
 from .chunk_stream import ChunkKeys, ChunkStream
 from .exact_rows import ExactRows

@@ -6,7 +6,7 @@ the one sees key q of the other if 0 <= 128 * distance + p - q < window.
 """
 
 from ...backend import nisa, nl
-from ..tile_schedule import PARTITIONS
+from ...sizes import PARTITIONS
 
 FARTHEST = 2**30
 """A distance that no chunk has."""

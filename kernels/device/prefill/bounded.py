@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...backend import nisa, nl
+from ...sizes import MATMUL_COLUMNS, PARTITIONS, PSUM_BANKS
 from ..loading import RowTiles, element_bytes
 from ..softmax import ScoreScale
-from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANKS
 from .share_tiles import BLOCK_TILES, ShareTiles
 
 KEYS_PER_EXP = 2

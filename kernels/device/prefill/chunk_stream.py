@@ -7,6 +7,7 @@ the later shares of their KV head.
 """
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..loading import (
     each_element,
     new_columns,
@@ -16,7 +17,6 @@ from ..loading import (
     values_with_ones,
     zero_rows,
 )
-from ..tile_schedule import PARTITIONS
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
 from .share_tiles import BLOCK_TILES

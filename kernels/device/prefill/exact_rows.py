@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...backend import nisa, nl
+from ...sizes import FLOOR, MASKED, MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
 from ..loading import RowTiles, element_bytes
-from ..softmax import FLOOR, MASKED, ScoreScale
-from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
+from ..softmax import ScoreScale
 from .share_tiles import BLOCK_TILES, ShareTiles
 
 STEP_TILES = 16

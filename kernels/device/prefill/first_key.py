@@ -7,7 +7,7 @@ that all rows see does as well, which is what a skipped gather leaves.
 """
 
 from ...backend import nisa, nl
-from ..tile_schedule import PARTITIONS
+from ...sizes import PARTITIONS
 
 
 class FirstKey(nl.NKIObject):

@@ -1,10 +1,11 @@
 """The cached tokens before a chunk: what a kernel prepares once, and the stream of each share."""
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..cache.paged_cache import PagedSegments
 from ..loading import broadcast_row, element_bytes
 from ..softmax import ScoreScale, cached_scale
-from ..tile_schedule import PARTITIONS, Share
+from ..tile_schedule import Share
 from .bounded import BoundedRows
 from .chunk_stream import ChunkKeys
 from .exact_rows import ExactRows

@@ -7,9 +7,8 @@ that are issued one at a time between macros.
 from typing import Any
 
 from ...backend import nisa, nl
+from ...sizes import MASKED, PARTITIONS
 from ..loading import RowTiles, new_columns, transpose_features, values_with_ones
-from ..softmax import MASKED
-from ..tile_schedule import PARTITIONS
 from .bounded import LAG, BoundedRows
 from .exact_rows import ExactRows
 from .first_key import FirstKey

@@ -11,10 +11,10 @@ A dynamic loop has one traced body, hence fixed addresses:
 """
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..cache.paged_cache import PagedSegments, aligned_down, load_tokens
 from ..loading import new_columns
 from ..softmax import ScoreScale
-from ..tile_schedule import PARTITIONS
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
 from .first_key import FirstKey

@@ -3,10 +3,11 @@
 from typing import Any
 
 from ...backend import nl
+from ...sizes import PARTITIONS
 from ..loading import broadcast_row
 from ..masks import share_rows, valid_rows
 from ..softmax import ScoreScale
-from ..tile_schedule import PARTITIONS, Share
+from ..tile_schedule import Share
 from ..write_kv_cache_nki import CacheWriter
 from .attend_share import attend_share, new_flags, share_sinks, store_flags, write_flag
 from .bounded import BoundedRows

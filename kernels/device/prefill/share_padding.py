@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..loading import row_tile_view, runs_of
-from ..tile_schedule import PARTITIONS, Share
+from ..tile_schedule import Share
 
 Body = Callable[[nisa.VirtualRegister | int], None]
 

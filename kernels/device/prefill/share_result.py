@@ -1,8 +1,8 @@
 """The result of a share: normalised, checked row by row, stored piece by piece."""
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..loading import row_tile_view, runs_of
-from ..tile_schedule import PARTITIONS
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
 from .share_tiles import BLOCK_TILES

@@ -1,8 +1,9 @@
 """The rows of a share on chip: query columns and accumulators, whatever the softmax."""
 
 from ...backend import nl
+from ...sizes import MATMUL_COLUMNS, PARTITIONS
 from ..loading import new_columns
-from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS, Share
+from ..tile_schedule import Share
 from .band import Band
 
 BLOCK_TILES = MATMUL_COLUMNS // PARTITIONS

@@ -1,7 +1,7 @@
 """The one shift of a share, from a sample of its scores."""
 
 from ...backend import nisa, nl
-from ..tile_schedule import MATMUL_COLUMNS, PARTITIONS
+from ...sizes import MATMUL_COLUMNS, PARTITIONS
 from .bounded import BoundedRows
 from .share_tiles import BLOCK_TILES
 

@@ -7,8 +7,8 @@ address from a register, and replaces those of tokens that no row may see.
 """
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..cache.transposed_keys import TransposedKeys
-from ..tile_schedule import PARTITIONS
 
 
 class WindowColumns(nl.NKIObject):

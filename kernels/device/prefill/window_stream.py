@@ -14,10 +14,10 @@ those that not every row of the share sees; the tokens after them are seen by al
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
+from ...sizes import PARTITIONS
 from ..cache.paged_cache import SegmentBlocks, add_head, rows_of_slots
 from ..loading import element_bytes
 from ..softmax import ScoreScale
-from ..tile_schedule import PARTITIONS
 from .band import Band
 from .bounded import BoundedRows
 from .exact_rows import ExactRows
