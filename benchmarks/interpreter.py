@@ -157,7 +157,7 @@ def instruction_costs(rounds: int) -> list[Comparison]:
         for name, interpreted, plain in pairs:
             found.append(Comparison(name, *best_of_both(interpreted, plain, 100, rounds)))
 
-    with Trace(), nki.strict(subset="off"):  # the timing harness inside is no kernel code
+    with Trace(), nki.strict(purity="off"):  # the timing harness inside is no kernel code
         kernel(wide)
     return found
 

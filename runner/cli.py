@@ -37,7 +37,7 @@ COMMANDS = {
     "buckets": Command("runner.buckets:main", "plan bucket lists from reports of generate"),
     "env": Command("runner.env:main", "print what a bug report needs"),
     "lint": Command(
-        "reference.nki.lint.command:main", "check NKI kernels against the compiler's Python subset"
+        "reference.nki.lint.command:main", "check NKI kernels for removed and misused API"
     ),
     "bench": Command("benchmarks.command:main", "benchmarks: kernels, calibration, ..."),
     "trace": Command(

@@ -240,7 +240,6 @@ KNOWN = {
     "uninitialized_read": (
         "test_moe_blockwise_mm_kernel_lnc2[BWMMFunc.SHARD_ON_BLOCK-3072-1024-8-256-4-384-bfloat16-3-",
     ),
-    "subset": ("test_tensorview_from_tensorview",),
     "": (
         "test_moe_cte_unified[_manual_cfg__impl-2_fn-5",
         "test/integration/nkilib/experimental/subkernels/test_topk_reduce.py",

@@ -68,7 +68,7 @@ def run_kernel(
             levels[rule] = "warn"
 
 
-TOLERATED = ("core_race", "uninitialized_read", "capacity", "subset")
+TOLERATED = ("core_race", "uninitialized_read", "capacity", "purity")
 """Rules that judge what a compiler or the order of events makes of a kernel, not its values."""
 
 

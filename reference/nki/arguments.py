@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FunctionType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -50,15 +49,9 @@ class Arguments:
         if isinstance(value, list):
             return [self.bind(v, name) for v in value]
         if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, str):
-                    _refused(name, f"has the key {key!r}; keys of dicts are strings")
             return {k: self.bind(v, str(k)) for k, v in value.items()}
         array = self._as_numpy(value)
-        if array is None:
-            _check_scalar(name, value)
-            return value
-        return self._tensor(value, array, name)
+        return value if array is None else self._tensor(value, array, name)
 
     def _as_numpy(self, value: Any) -> Array | None:
         if isinstance(value, np.ndarray):
@@ -127,33 +120,6 @@ class Arguments:
                 )
             out[missing] = cast(np.asarray(sentinel(value.dtype)), value.dtype)
         return out if self.framework is None else self.framework(out)
-
-
-_BUILTINS: Final = (type(None), bool, int, float, str, FunctionType, type)
-
-
-def _check_scalar(name: str, value: Any) -> None:
-    """Rule "subset" for what is no array: the values that the language guide lists.
-
-    The lint looks at classes.
-    """
-    if isinstance(value, int) and not -(2**31) <= value < 2**32:
-        _refused(name, f"is {value}; integers have 32 bits")
-    if isinstance(value, float) and abs(value) != float("inf") and abs(value) > _LARGEST_FLOAT:
-        _refused(name, f"is {value}; floats have 32 bits")
-    if type(value).__module__ == "builtins" and not isinstance(value, _BUILTINS):
-        _refused(
-            name,
-            f"is {value!r}, a {type(value).__name__}; allowed: None, bool, int, float, str, "
-            "tensors, tuples, dicts with string keys, NKIObject, enum members, functions",
-        )
-
-
-_LARGEST_FLOAT: Final = float(np.finfo(np.float32).max)
-
-
-def _refused(name: str, what: str) -> None:
-    violation("subset", f"kernel argument {name} {what}")
 
 
 def _from_torch(tensor: Any) -> Array:

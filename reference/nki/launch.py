@@ -13,9 +13,8 @@ from . import trace
 from .arguments import Arguments
 from .core import RUN, Core
 from .errors import NkiValidationError, locate
-from .lint import Kind, check_kernel
 from .lnc import CorePair
-from .strict import level, violation
+from .purity import check_unchanged, outside_of
 from .tensor import NkiTensor
 from .typing import TensorShape
 
@@ -69,13 +68,13 @@ def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Bind the arrays, run on every core, check, and convert the results."""
     signature = inspect.signature(kernel.function)
     bound = signature.bind(*args, **kwargs)
-    _check_subset(kernel.function, bound.arguments)
     arguments = Arguments()
     for name, value in bound.arguments.items():
         given = bound.arguments[name] = arguments.bind(value, name)
         declared = signature.parameters[name].annotation
         if isinstance(declared, TensorShape) and isinstance(given, NkiTensor):
             declared.check(name, given.shape)
+    outside = outside_of(kernel.function, bound.arguments.values())
     num_cores = kernel.num_cores or 1
     if trace.active is not None:
         trace.active.launch(kernel.function.__name__, num_cores)
@@ -87,6 +86,7 @@ def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         outcome = CorePair([storage for storage, _, _ in arguments.tensors]).run(body)[0]
     else:
         outcome = _run_one_core(body, has_grid=kernel.num_cores is not None)
+    check_unchanged(outside, kernel.function.__name__)
     arguments.copy_back()
     return arguments.result(outcome)
 
@@ -104,16 +104,3 @@ def _run_one_core(body: Callable[[], Any], has_grid: bool) -> Any:
     finally:
         RUN.core = None
     return outcome
-
-
-def _check_subset(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Report what the NKI compiler would refuse, and deprecated API, before the kernel runs."""
-    if level("subset") == "off" and level("deprecated") == "off":
-        return
-    for finding in check_kernel(function, arguments):
-        if finding.kind.fails:
-            violation("subset", str(finding), at=(finding.path, finding.line))
-        elif finding.kind is Kind.UNLISTED and level("subset") != "off":
-            violation("unlisted_python", str(finding), at=(finding.path, finding.line))
-        elif finding.kind is Kind.DEPRECATED:
-            violation("deprecated", str(finding), at=(finding.path, finding.line))

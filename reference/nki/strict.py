@@ -41,11 +41,9 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
     "loop_state": "error",
     # a slice that ends outside its dimension: NumPy clips it, the open KLR front end refuses it
     "slice_bounds": "error",
-    # Python that the NKI compiler refuses (lint level 1), found before a kernel runs
-    "subset": "error",
-    # of that, what the guide does not list but kernels use that AWS measured on a device
-    "unlisted_python": "warn",
-    # API that NKI 0.6.0 documents as deprecated
+    # a list, dict, set or name outside of a kernel that its launch changes
+    "purity": "error",
+    # API that NKI 0.7 documents as deprecated
     "deprecated": "off",
 }
 

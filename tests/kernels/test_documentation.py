@@ -39,10 +39,6 @@ def test_its_ranges_and_backends_are_those_of_the_code() -> None:
         assert f"| `{backend}`" in PAGE
 
 
-def test_the_lint_finds_nothing_in_the_kernels_but_the_bodies_of_loops(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_lint_finds_nothing_in_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert lint([str(Path(__file__).parents[2] / "kernels")]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("0 at level 1, 0 at level 2, ")
+    assert capsys.readouterr() == ("", "0 errors, 0 warnings\n")

@@ -10,5 +10,5 @@ from segattn.reference import nki
 @pytest.fixture(autouse=True)
 def any_python() -> Iterator[None]:
     """Do not lint the kernels of these tests; a test of the lint turns the rule on itself."""
-    with nki.strict(subset="off"):
+    with nki.strict(purity="off"):
         yield

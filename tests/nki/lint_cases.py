@@ -2,8 +2,7 @@
 
 A case is `== RULE -> part of the replacement`, the wrong snippet with its line marked `# here`,
 `-- right` and the right snippet. Snippets are bodies of a kernel with arguments x and n, or whole
-files where the heading says `== file RULE`. The constructs in tests/data/lint/front_end are
-`== CONSTRUCT -> VERDICT` and a snippet.
+files where the heading says `== file RULE`.
 """
 
 import re
@@ -58,46 +57,19 @@ def read_cases(name: str) -> list[Case]:
     return cases
 
 
-@dataclass(frozen=True)
-class Construct:
-    """A construct that the reading of the open front end names, and what the lint says of it.
-
-    `verdict` is a rule of level 2, "level 1 RULE", "accepted" or "not decided: REASON".
-    """
-
-    name: str
-    verdict: str
-    source: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def read_constructs(name: str) -> list[Construct]:
-    """Return the constructs of `tests/data/lint/front_end/NAME.txt`, in the reading's order."""
-    constructs = []
-    text = (FOLDER / "front_end" / f"{name}.txt").read_text()
-    for block in re.split("^== ", text, flags=re.MULTILINE)[1:]:
-        heading, _, source = block.partition("\n")
-        whole = heading.startswith("file ")
-        construct, _, verdict = heading.removeprefix("file ").partition(" -> ")
-        constructs.append(Construct(construct, verdict, _source(source, whole=whole)))
-    return constructs
-
-
 def _source(text: str, *, whole: bool) -> str:
     return HEADER + (text if whole else KERNEL + textwrap.indent(text, "    "))
 
 
-def reports(source: str, level: int) -> list[Finding]:
-    """Return the findings of one level in a file that starts with the usual imports."""
-    return [item for item in lint_source(HEADER + source) if item.kind.level == level]
+def reports(source: str) -> list[Finding]:
+    """Return the findings in a file that starts with the usual imports."""
+    return lint_source(HEADER + source)
 
 
-def assert_case(case: Case, level: int) -> None:
+def assert_case(case: Case) -> None:
     """Assert that the wrong snippet is reported where marked, and the right one not at all."""
-    found = [item for item in lint_source(case.wrong) if item.kind.level == level]
+    found = lint_source(case.wrong)
     assert [(item.rule, item.line) for item in found] == [(case.rule, case.line)], found
     assert case.replacement in found[0].replacement
     assert found[0].replacement
-    assert [item for item in lint_source(case.right) if item.kind.level == level] == []
+    assert lint_source(case.right) == []

@@ -19,7 +19,7 @@ def _run(body: Callable[[Any], object]) -> None:
     def kernel(x: Any) -> None:
         body(x)
 
-    with nki.strict(subset="off"):
+    with nki.strict(purity="off"):
         kernel(X)
 
 

@@ -1,17 +1,17 @@
-"""Level 1 of the lint: removed and deprecated names, keywords, orders and constants."""
+"""The lint: removed and deprecated names, keywords, orders and constants."""
 
 import re
 
 import pytest
 
 from segattn.reference import nki
-from segattn.reference.nki.lint import api_tables as tables
+from segattn.reference.nki import changes as tables
 from segattn.tests.nki.lint_cases import Case, assert_case, read_cases
 
 
 @pytest.mark.parametrize("case", read_cases("api"), ids=str)
 def test_api_that_is_gone_or_misused_is_reported_with_its_replacement(case: Case) -> None:
-    assert_case(case, level=1)
+    assert_case(case)
 
 
 def test_replacements_name_what_the_api_has() -> None:

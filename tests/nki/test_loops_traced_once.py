@@ -262,7 +262,7 @@ def test_a_tile_that_the_body_declares_does_not_exist_after_the_loop(write: bool
         dst, src = (kept[-1], outside) if write else (outside, kept[-1])
         nisa.tensor_copy(dst, src)
 
-    with nki.strict(subset="off"):
+    with nki.strict(purity="off"):
         with pytest.raises(NkiValidationError, match=r"declared in the body of nl\.fori_loop"):
             kernel()
         with nki.strict(loop_state="warn"), pytest.warns(NkiWarning, match="declare it before"):

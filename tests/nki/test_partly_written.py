@@ -179,7 +179,7 @@ def test_a_computed_gap_is_reported_exactly_when_it_leaves_the_chip(
     for start, num in written:
         state[start : start + num] = True
     state[:refilled] = True
-    with nki.strict(subset="off"):
+    with nki.strict(purity="off"):
         arguments = (np.ones((4, 8), np.float32), written, steps, refilled, first, end)
         if state[first:end].all():
             assert np.isfinite(kernel(*arguments)).all()

@@ -149,7 +149,7 @@ def test_a_nested_loop_does_not_carry_a_register() -> None:
         register = nisa.register_alloc(0)
         nl.fori_loop(0, 2, lambda i: count_in(register))
 
-    with nki.strict(subset="off"):
+    with nki.strict(purity="off"):
         with pytest.raises(NkiValidationError, match=r"nested dynamic loop.*\[1, 1\] tile"):
             carries()
         once()

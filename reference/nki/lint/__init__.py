@@ -1,12 +1,11 @@
-"""The Python subset of NKI kernels, checked before they run.
+"""What the source of NKI kernels says and no run on this machine would see: `segattn lint FILE`.
 
-Level 1 is what the NKI compiler rejects or has deprecated, level 2 what the open KLR front end
-rejects or evaluates differently. `segattn lint FILE` reports both; `check_kernel` is what the
-interpreter calls before it runs a kernel.
+A kernel is traced by plain Python, so any Python is allowed. Reported are API that NKI removed,
+deprecated or never had, also in branches that a run does not take; values of the device in Python
+control flow; loop bodies that the device cannot hold; state outside of the kernel.
 """
 
 from .check import lint_file, lint_files, lint_source
 from .finding import Finding, Kind
-from .reach import check_kernel
 
-__all__ = ["Finding", "Kind", "check_kernel", "lint_file", "lint_files", "lint_source"]
+__all__ = ["Finding", "Kind", "lint_file", "lint_files", "lint_source"]

@@ -1,11 +1,11 @@
-"""Level 1: removed, renamed and deprecated API, and calls that do not fit a signature."""
+"""Removed, renamed and deprecated API, and calls that do not fit a signature."""
 
 import ast
 import difflib
 import inspect
 from collections.abc import Iterator
 
-from . import api_tables as tables
+from .. import changes as tables
 from . import signatures
 from .finding import Finding, Kind
 from .scope import File, Rule, Scope, literal_int
@@ -20,7 +20,7 @@ _ENUM_PARAMETERS = {
 }
 _NAMED_CHANGES = (
     (tables.REMOVED, Kind.REMOVED, "removed-api"),
-    (tables.UNSUPPORTED, Kind.REJECTED, "unsupported-api"),
+    (tables.UNSUPPORTED, Kind.REFUSED, "unsupported-api"),
     (tables.DEPRECATED, Kind.DEPRECATED, "deprecated-api"),
 )
 
@@ -46,7 +46,7 @@ def unknown_names(scope: Scope) -> Iterator[Finding]:
             continue
         if not signatures.exists(name):
             owner, _, attribute = name.rpartition(".")
-            message = f"{_short(name)} is not part of NKI 0.6.0"
+            message = f"{_short(name)} is not part of NKI 0.7"
             close = tables.ABSENT.get(name) or _closest(attribute, signatures.names(owner))
             close = close or f"a name in dir({_short(owner + '.')[:-1]})"
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
@@ -57,7 +57,7 @@ def unknown_attributes(scope: Scope) -> Iterator[Finding]:
     known = signatures.tensor_attributes()
     for node in scope.of(ast.Attribute):
         if node.attr not in known and scope.value(node.value).kind == "tensor":
-            message = f"NkiTensor.{node.attr} is not part of NKI 0.6.0"
+            message = f"NkiTensor.{node.attr} is not part of NKI 0.7"
             use = tables.ABSENT_OF_TENSORS.get(node.attr) or _closest(node.attr, tuple(known))
             use = use or "a method in dir(nl.NkiTensor)"
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, use)
@@ -90,7 +90,7 @@ def keywords(scope: Scope) -> Iterator[Finding]:
                 elif signature.parameters and not use:
                     use = f"one of {', '.join(signature.parameters)}"
                 message = f"{label}: no such parameter"
-                yield scope.report(Kind.REJECTED, "unknown-keyword", keyword, message, use)
+                yield scope.report(Kind.REFUSED, "unknown-keyword", keyword, message, use)
 
 
 def _keyword_change(name: str, keyword: str) -> tables.Change | None:
@@ -153,10 +153,10 @@ def missing_arguments(scope: Scope) -> Iterator[Finding]:
             yield scope.report(Kind.REMOVED, "missing-dst", call, message, use)
         elif missing:
             message = f"{_short(name)} without {', '.join(missing)}"
-            yield scope.report(Kind.REJECTED, "missing-argument", call, message, _usage(name))
+            yield scope.report(Kind.REFUSED, "missing-argument", call, message, _usage(name))
         if len(call.args) > len(signature.parameters):
             message = f"{_short(name)} takes {len(signature.parameters)} arguments"
-            yield scope.report(Kind.REJECTED, "missing-argument", call, message, _usage(name))
+            yield scope.report(Kind.REFUSED, "missing-argument", call, message, _usage(name))
 
 
 def _usage(name: str) -> str:
@@ -211,11 +211,11 @@ def constants(scope: Scope) -> Iterator[Finding]:
                 use = "nl.sbuf, nl.psum, nl.shared_hbm, ..."
                 if isinstance(value, ast.Constant):
                     use = f"nl.{value.value!s}"
-                yield scope.report(Kind.REJECTED, "string-buffer", value, message, use)
+                yield scope.report(Kind.REFUSED, "string-buffer", value, message, use)
             elif parameter in _ENUM_PARAMETERS and literal_int(value) is not None:
                 message = f"integer {ast.unparse(value)} for {parameter}"
                 use = f"a member of {_ENUM_PARAMETERS[parameter]}"
-                yield scope.report(Kind.REJECTED, "integer-enum", value, message, use)
+                yield scope.report(Kind.REFUSED, "integer-enum", value, message, use)
 
 
 def bound_arguments(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -237,7 +237,7 @@ def documented_failures(scope: Scope) -> Iterator[Finding]:
             if not (isinstance(transposed, ast.Constant) and transposed.value is True):
                 message = "nl.matmul without transpose_x=True fails to compile"
                 use = "nl.matmul(x, y, transpose_x=True) with x transposed beforehand"
-                yield scope.report(Kind.REJECTED, "unsupported-api", call, message, use)
+                yield scope.report(Kind.REFUSED, "unsupported-api", call, message, use)
 
 
 def _short(name: str) -> str:

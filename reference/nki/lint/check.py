@@ -7,10 +7,9 @@ from pathlib import Path
 
 from .bindings import FUNCTION_TYPES, Function
 from .finding import Finding, Kind
-from .loops import Loops
 from .module import Module
 from .project import Project
-from .rules import LEVEL_1, LEVEL_2, OF_FILES
+from .rules import OF_FILES, OF_FUNCTIONS
 from .scope import File, Scope
 from .sources import Source, read
 
@@ -44,13 +43,12 @@ def _lint(sources: list[Source]) -> list[Finding]:
             findings.append(_not_python(source.path, error))
         else:
             project.add(modules[-1])
-    loops = Loops(project)
     for module, functions in _kernel_code(project, modules).items():
-        file = File(module, loops)
+        file = File(module)
         found = {item for rule in OF_FILES for item in rule(file)}
         for function in functions:
             scope = Scope(file, function)
-            found |= {item for rule in LEVEL_1 + LEVEL_2 for item in rule(scope)}
+            found |= {item for rule in OF_FUNCTIONS for item in rule(scope)}
         findings += found
     order = {source.path: position for position, source in enumerate(sources)}
     findings.sort(key=lambda x: (order[x.path], x.line, x.column, x.rule, x.message))

@@ -4,52 +4,74 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from .check import lint_files
 from .finding import Finding
+from .rules import NAMES
 from .sources import files
+
+_LEVELS = ("error", "warning", "off")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print one line per finding.
+    """Print one line per finding, or with `--json` one list of objects.
 
-    Folders are searched for Python files and notebooks. `--level 1` leaves out the warnings of
-    level 2; information, which is no complaint, is counted apart and shown with `--information`.
-    `--json` prints one object with the lists "findings" and "information" instead.
+    Folders are searched for Python files and notebooks. What NKI refuses is an error, what it
+    deprecates a warning; `--level RULE=LEVEL` takes a rule otherwise and `--ignore RULE` is short
+    for `--level RULE=off`.
 
-    Returns 1 if level 1 has findings, else 0; ends with status 2 if a file cannot be read.
+    Returns 1 if there are errors, else 0; ends with status 2 if a file cannot be read.
     """
     parser = argparse.ArgumentParser(
         prog="segattn lint",
         description="Lint NKI kernels.",
-        epilog="Exit status: 0 no findings of level 1, 1 findings of level 1, 2 unreadable files.",
+        epilog="Exit status: 0 no errors, 1 errors, 2 unreadable files. Rules: " + ", ".join(NAMES),
     )
     parser.add_argument("paths", type=Path, nargs="+", metavar="FILE", help="files or folders")
-    parser.add_argument("--level", type=int, choices=(1, 2), default=2, help="highest level shown")
-    parser.add_argument("--information", action="store_true", help="show information too")
+    parser.add_argument(
+        "--ignore", action="append", default=[], choices=NAMES, metavar="RULE", help="drop a rule"
+    )
+    parser.add_argument(
+        "--level",
+        action="append",
+        default=[],
+        metavar="RULE=LEVEL",
+        help=f"level of a rule: {', '.join(_LEVELS)}",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
+    levels = dict.fromkeys(args.ignore, "off") | dict(_level(parser, x) for x in args.level)
     paths = dict.fromkeys(file for path in args.paths for file in _files(parser, path))
     try:
         findings = lint_files(paths)
     except OSError as error:
         parser.error(f"{error.filename} cannot be read: {error.strerror}")
-    shown = [item for item in findings if 1 <= item.kind.level <= args.level]
-    information = [item for item in findings if item.kind.level == 0]
+    shown = [(item, level) for item in findings if (level := _of(item, levels)) != "off"]
     if args.json:
-        lists = {"findings": shown, "information": information}
-        print(json.dumps({key: [_fields(i) for i in items] for key, items in lists.items()}))
+        print(json.dumps([_fields(item, level) for item, level in shown]))
     else:
-        for finding in findings:
-            if 1 <= finding.kind.level <= args.level or (
-                args.information and not finding.kind.level
-            ):
-                print(finding)
-    counts = Counter(finding.kind.level for finding in findings)
-    summary = f"{counts[1]} at level 1, {counts[2]} at level 2, {counts[0]} for information"
-    print(summary, file=sys.stderr)
-    return 1 if counts[1] else 0
+        for item, level in shown:
+            print(f"{item} ({level})")
+    counts = Counter(level for _, level in shown)
+    print(f"{counts['error']} errors, {counts['warning']} warnings", file=sys.stderr)
+    return 1 if counts["error"] else 0
+
+
+def _level(parser: argparse.ArgumentParser, text: str) -> tuple[str, str]:
+    """Return rule and level of `RULE=LEVEL`; ends the program if one of them does not exist."""
+    rule, _, level = text.partition("=")
+    if rule not in NAMES or level not in _LEVELS:
+        parser.error(
+            f"--level {text}: allowed are RULE=LEVEL with a level of {', '.join(_LEVELS)} and a "
+            f"rule of {', '.join(NAMES)}"
+        )
+    return rule, level
+
+
+def _of(finding: Finding, levels: Mapping[str, str]) -> str:
+    return levels.get(finding.rule, "error" if finding.kind.fails else "warning")
 
 
 def _files(parser: argparse.ArgumentParser, path: Path) -> list[Path]:
@@ -64,12 +86,12 @@ def _files(parser: argparse.ArgumentParser, path: Path) -> list[Path]:
     return found
 
 
-def _fields(finding: Finding) -> dict[str, str | int]:
+def _fields(finding: Finding, level: str) -> dict[str, str | int]:
     return {
         "path": finding.path,
         "line": finding.line,
         "column": finding.column,
-        "level": finding.kind.level,
+        "level": level,
         "kind": finding.kind.value,
         "rule": finding.rule,
         "message": finding.message,

@@ -1,9 +1,9 @@
-"""Level 1: what the host code of a kernel file can no longer call."""
+"""What the host code of a kernel file can no longer call."""
 
 import ast
 from collections.abc import Iterator
 
-from . import api_tables as tables
+from .. import changes as tables
 from .api_rules import jit_keywords
 from .finding import Finding, Kind
 from .scope import File, FileRule

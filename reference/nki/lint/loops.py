@@ -1,4 +1,4 @@
-"""The functions that run as bodies of nl.fori_loop and nl.while_loop, also through helpers."""
+"""The functions that run as bodies of nl.fori_loop and nl.while_loop."""
 
 import ast
 from collections.abc import Iterator
@@ -6,116 +6,27 @@ from collections.abc import Iterator
 from .bindings import FUNCTION_TYPES, Function
 from .module import Module
 from .nki_names import dotted
-from .project import Project
 
 # name -> position of the body
 DYNAMIC_LOOPS = {"nki.language.fori_loop": 2, "nki.language.while_loop": 1}
 
 
-class Loops:
-    """Finds loop bodies: functions given to a dynamic loop, or to a helper that passes them on."""
+def loop_bodies(module: Module) -> dict[Function, str]:
+    """Return the functions of a file that it gives to a dynamic loop: function to loop's name.
 
-    def __init__(self, project: Project) -> None:
-        self.project = project
-        self._passed_on: dict[Function, dict[str, str]] = {}
-        self._bodies: dict[Module, dict[Function, str]] = {}
-
-    def bodies(self, module: Module) -> dict[Function, str]:
-        """Return the functions of a file that are loop bodies: function to name of the loop."""
-        if module not in self._bodies:
-            found: dict[Function, str] = {}
-            for node in module.bindings.scope_of:
-                if isinstance(node, ast.Call):
-                    for argument, loop in self._body_arguments(module, node, frozenset()):
-                        for function in _functions(module, argument):
-                            found[function] = loop
-            self._bodies[module] = found
-        return self._bodies[module]
-
-    def _body_arguments(
-        self, module: Module, call: ast.Call, parameters: frozenset[str]
-    ) -> Iterator[tuple[ast.expr, str]]:
-        """Yield the arguments of a call that run as a loop's body, with the name of the loop.
-
-        Arguments are functions of the file, or among `parameters` of the function that calls.
-        """
-        name = module.called(call)
-        if name in DYNAMIC_LOOPS:
+    Given is a function by its name or another one, a conditional, a functools.partial, or what a
+    function of the file returns.
+    """
+    found: dict[Function, str] = {}
+    for node in module.bindings.scope_of:
+        if isinstance(node, ast.Call) and (name := module.called(node)) in DYNAMIC_LOOPS:
             position = DYNAMIC_LOOPS[name]
-            arguments = call.args[position : position + 1]
-            arguments += [item.value for item in call.keywords if item.arg == "body_fun"]
-            for argument in arguments:
-                yield argument, name.rpartition(".")[2]
-        elif not name and any(
-            _may_be_function(module, item, parameters) for item in _arguments(call)
-        ):
-            callees = list(self._callees(module, call))
-            for position, argument in enumerate(call.args):
-                yield from self._agreed(callees, argument, position, "")
-            for keyword in call.keywords:
-                yield from self._agreed(callees, keyword.value, -1, keyword.arg or "")
-
-    def _agreed(
-        self, callees: list[tuple[Module, Function, int]], argument: ast.expr, at: int, name: str
-    ) -> Iterator[tuple[ast.expr, str]]:
-        """Yield the argument if every function that may be called passes it on to a loop."""
-        loops = set()
-        for module, function, skipped in callees:
-            parameters = [*function.args.posonlyargs, *function.args.args]
-            position = at + skipped
-            if at >= 0:
-                name = parameters[position].arg if position < len(parameters) else ""
-            loops.add(self._passes_on(module, function).get(name, ""))
-        if len(loops) == 1 and "" not in loops:
-            yield argument, loops.pop()
-
-    def _callees(self, module: Module, call: ast.Call) -> Iterator[tuple[Module, Function, int]]:
-        """Yield the functions that a call may mean, with the parameters bound before."""
-        if isinstance(call.func, ast.Name):
-            for owner, item in self.project.definitions(
-                module, call.func.id, module.scope_of(call)
-            ):
-                if isinstance(item, FUNCTION_TYPES):
-                    yield owner, item, 0
-        elif isinstance(call.func, ast.Attribute):
-            base = call.func.value
-            if isinstance(base, ast.Name):
-                imported = module.imported(base.id, module.scope_of(call))
-                found = self.project.file(module, imported) if imported is not None else None
-                if found is not None and not found[1]:
-                    function = found[0].functions.get(call.func.attr)
-                    if function is not None:
-                        yield found[0], function, 0
-                    return
-            for owner, method in self.project.methods(module, call.func.attr):
-                static = any(dotted(item) == "staticmethod" for item in method.decorator_list)
-                yield owner, method, 0 if static else 1
-
-    def _passes_on(self, module: Module, function: Function) -> dict[str, str]:
-        """Return the parameters that a function gives to a dynamic loop, with the loop's name."""
-        if function not in self._passed_on:
-            self._passed_on[function] = {}
-            args = function.args
-            every = [*args.posonlyargs, *args.args, *args.kwonlyargs]
-            parameters = frozenset(arg.arg for arg in every)
-            found = {}
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call):
-                    for argument, loop in self._body_arguments(module, node, parameters):
-                        if isinstance(argument, ast.Name) and argument.id in parameters:
-                            found[argument.id] = loop
-            self._passed_on[function] = found
-        return self._passed_on[function]
-
-
-def _arguments(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(item.value for item in call.keywords)]
-
-
-def _may_be_function(module: Module, node: ast.expr, parameters: frozenset[str]) -> bool:
-    if isinstance(node, ast.Name) and node.id in parameters:
-        return True
-    return next(_functions(module, node), None) is not None
+            given = node.args[position : position + 1]
+            given += [item.value for item in node.keywords if item.arg == "body_fun"]
+            for argument in given:
+                for function in _functions(module, argument):
+                    found[function] = name.rpartition(".")[2]
+    return found
 
 
 def _functions(

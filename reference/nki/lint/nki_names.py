@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Mapping
 
-from . import api_tables as tables
+from .. import changes as tables
 from . import signatures
 from .bindings import Bindings, Imported, Scope
 

@@ -1,11 +1,10 @@
 """The files that a file imports from, as far as they lie beside it; nothing is executed."""
 
 import ast
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from .bindings import FUNCTION_TYPES, Function, Imported, Scope
+from .bindings import Function, Imported, Scope
 from .module import Module
 
 Definition = tuple[Module, Function | ast.ClassDef]
@@ -74,14 +73,6 @@ class Project:
         if found is None or not found[1]:
             return []
         return self.definitions(found[0], found[1], found[0].tree, depth - 1)
-
-    def methods(self, module: Module, name: str) -> Iterator[tuple[Module, Function]]:
-        """Yield the methods of a name of the classes that a file defines or imports."""
-        for local in module.bindings.bound[module.tree]:
-            for owner, item in self.definitions(module, local, module.tree):
-                for method in item.body if isinstance(item, ast.ClassDef) else ():
-                    if isinstance(method, FUNCTION_TYPES) and method.name == name:
-                        yield owner, method
 
 
 def _exists(base: Path) -> bool:

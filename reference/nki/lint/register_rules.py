@@ -1,10 +1,11 @@
-"""Level 1: registers where the kernel is built, which is before they have a value."""
+"""Registers and scalars where the kernel is built, which is before they have a value."""
 
 import ast
 from collections.abc import Iterator
 
 from .finding import Finding, Kind
 from .scope import Rule, Scope, is_none
+from .value import RUN_TIME
 
 _CONVERSIONS = ("int", "range", "bool", "float", "round", "divmod", "min", "max", "abs")
 _WRITES = ("nki.isa.register_move", "nki.isa.register_load")
@@ -12,20 +13,20 @@ _MASKING = "arithmetic masking on the device, or nl.while_loop"
 
 
 def _is_register(scope: Scope, node: ast.AST) -> bool:
-    return scope.value(node).kind == "register"
+    return scope.value(node).kind in RUN_TIME
 
 
 def conditions(scope: Scope) -> Iterator[Finding]:
     """A register in if, while, assert, `and`, `or`, `not` or a conditional expression."""
     for node in scope.nodes:
         if isinstance(node, ast.While) and _is_register(scope, node.test):
-            message = f"while on register {ast.unparse(node.test)} is deprecated since 0.6.0"
+            message = f"while on register {ast.unparse(node.test)}: removed in 0.7.0"
             use = "nl.while_loop(init, body)"
-            yield scope.report(Kind.DEPRECATED, "while-register", node, message, use)
+            yield scope.report(Kind.REMOVED, "while-register", node, message, use)
         else:
             for register in _tested(scope, _condition(scope, node)):
                 message = f"register {ast.unparse(register)} in a Python condition"
-                yield scope.report(Kind.REJECTED, "register-condition", node, message, _MASKING)
+                yield scope.report(Kind.REFUSED, "register-condition", node, message, _MASKING)
 
 
 def _condition(scope: Scope, node: ast.AST) -> ast.expr | None:
@@ -70,52 +71,40 @@ def conversions(scope: Scope) -> Iterator[Finding]:
                     use = "nl.fori_loop with the register as a bound"
                     if name != "range":
                         use = "the register itself as an operand, offset or loop bound"
-                    yield scope.report(Kind.REJECTED, "register-condition", node, message, use)
+                    yield scope.report(Kind.REFUSED, "register-condition", node, message, use)
         elif isinstance(node, ast.Subscript):
             sequence = scope.value(node.value).kind in ("list", "tuple", "str")
             if sequence and _is_register(scope, node.slice):
                 message = f"register {ast.unparse(node.slice)} as the index of a Python sequence"
                 use = "a tensor that holds the values, read at .ap(scalar_offset=...)"
-                yield scope.report(Kind.REJECTED, "register-condition", node, message, use)
+                yield scope.report(Kind.REFUSED, "register-condition", node, message, use)
 
 
 def arithmetic(scope: Scope) -> Iterator[Finding]:
-    """Python arithmetic on the register that counts a loop."""
+    """Python arithmetic on a register."""
     for node in scope.of(ast.BinOp):
         for side in (node.left, node.right):
-            if isinstance(side, ast.Name) and loop_of(scope, side) is not None:
-                message = f"Python arithmetic on loop register {side.id}"
-                use = "a step of the loop, a stride of .ap(), or arithmetic on a [1, 1] tile"
-                yield scope.report(Kind.REJECTED, "register-arithmetic", node, message, use)
-
-
-def loop_of(scope: Scope, node: ast.Name) -> ast.AST | None:
-    """Return the loop whose counting register a name is."""
-    found = scope.module.bindings.find(node.id, scope.module.scope_of(node))
-    place = found[0] if found is not None and found[1] == [None] else None
-    for body, loop in scope.bodies.items():
-        first = body.args.args[0].arg if body.args.args else ""
-        if loop == "fori_loop" and place is body and first == node.id:
-            return body
-    for loop_node in scope.of(ast.For):
-        named = isinstance(loop_node.target, ast.Name) and loop_node.target.id == node.id
-        if named and scope.module.called(loop_node.iter) == "nki.language.dynamic_range":
-            return loop_node
-    return None
+            if scope.value(side).kind == "register":
+                message = f"Python arithmetic on register {ast.unparse(side)}"
+                use = "nisa.scalar_load, whose value has +, - and *"
+                yield scope.report(Kind.REFUSED, "register-arithmetic", node, message, use)
 
 
 def induction_writes(scope: Scope) -> Iterator[Finding]:
-    """The register that counts a dynamic loop is read only."""
+    """What counts a dynamic loop is read only."""
+    counters = {
+        body.args.args[0].arg: body
+        for body, loop in scope.bodies.items()
+        if loop == "fori_loop" and body.args.args
+    }
     for name, node in scope.calls:
-        if name not in _WRITES:
-            continue
         targets = node.args[:1] + [item.value for item in node.keywords if item.arg == "dst"]
-        for target in targets:
-            loop = loop_of(scope, target) if isinstance(target, ast.Name) else None
-            if loop is not None and any(child is node for child in ast.walk(loop)):
-                message = f"write to loop register {ast.unparse(target)}"
+        for target in targets if name in _WRITES else ():
+            body = counters.get(target.id) if isinstance(target, ast.Name) else None
+            if body is not None and any(child is node for child in ast.walk(body)):
+                message = f"write to {ast.unparse(target)}, which counts the loop"
                 use = "a condition in nl.while_loop to leave early"
-                yield scope.report(Kind.REJECTED, "induction-write", node, message, use)
+                yield scope.report(Kind.REFUSED, "induction-write", node, message, use)
 
 
 RULES: tuple[Rule, ...] = (conditions, conversions, arithmetic, induction_writes)

@@ -1,14 +1,13 @@
 """A file, and one function of its kernel code, as the rules see them."""
 
 import ast
-import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
 from .bindings import Function
 from .finding import Finding, Kind
-from .loops import Loops
+from .loops import loop_bodies
 from .module import Module
 from .value import Value
 from .values import Values
@@ -19,14 +18,13 @@ NodeT = TypeVar("NodeT", bound=ast.AST)
 class File:
     """A module with what the rules of all its functions share."""
 
-    def __init__(self, module: Module, loops: Loops) -> None:
+    def __init__(self, module: Module) -> None:
         self.module = module
-        self._loops = loops
 
     @cached_property
     def bodies(self) -> dict[Function, str]:
         """Return the functions that are bodies of dynamic loops, with the name of the loop."""
-        return self._loops.bodies(self.module)
+        return loop_bodies(self.module)
 
     @cached_property
     def values(self) -> Values:
@@ -105,10 +103,6 @@ class Scope:
         place = node if hasattr(node, "lineno") else self.function
         return self.file.report(kind, rule, place, message, replacement)
 
-    def warn(self, rule: str, node: ast.AST, message: str, replacement: str = "") -> Finding:
-        """Return a warning about the open front end."""
-        return self.report(Kind.FRONT_END, rule, node, message, replacement)
-
 
 Rule = Callable[[Scope], Iterator[Finding]]
 FileRule = Callable[[File], Iterator[Finding]]
@@ -122,28 +116,6 @@ def literal_int(node: ast.AST | None) -> int | None:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     return None
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.LShift: operator.lshift,
-    ast.Pow: operator.pow,
-}
-
-
-def constant_int(node: ast.AST | None, depth: int = 20) -> int | None:
-    """Return the value of an integer literal, or of +, -, *, << and ** of such."""
-    if not isinstance(node, ast.BinOp) or depth == 0:
-        return literal_int(node)
-    left, right = constant_int(node.left, depth - 1), constant_int(node.right, depth - 1)
-    function = _OPERATORS.get(type(node.op))
-    if function is None or left is None or right is None or not 0 <= right < 2**33:
-        return None
-    if isinstance(node.op, ast.LShift | ast.Pow) and right > 64:
-        return None
-    return function(left, right)
 
 
 def is_none(node: ast.AST | None) -> bool:

@@ -1,4 +1,4 @@
-"""Level 1: kernels are pure functions of their arguments; state outside of them is undefined."""
+"""Kernels are pure functions of their arguments; state outside of them is undefined."""
 
 import ast
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ def external_state(scope: Scope) -> Iterator[Finding]:
         change = _change(parent, scope.parent(parent), node) if container else ""
         if change:
             message = f"{change} changes {node.id}, which lies outside of the kernel"
-            yield scope.report(Kind.REJECTED, "external-state", node, message, _USE)
+            yield scope.report(Kind.REFUSED, "external-state", node, message, _USE)
         elif (found[0], node.id) in changed and (container or _is_global(scope, node.id)):
             message = f"{node.id} lies outside of the kernel and functions of the file change it"
-            yield scope.report(Kind.REJECTED, "external-state", node, message, _USE)
+            yield scope.report(Kind.REFUSED, "external-state", node, message, _USE)
 
 
 def _is_global(scope: Scope, name: str) -> bool:

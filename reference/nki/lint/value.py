@@ -5,14 +5,13 @@ from typing import NamedTuple
 
 from . import signatures
 from .module import Module
-from .nki_names import dotted
 
 
 class Value(NamedTuple):
     """A kind of value: "int", "str", "tensor", "register", ...; "" if it is not known.
 
-    `detail` is the buffer of a tensor, the class of an object or enum member, the name of an
-    NKI attribute; `item` the kind of all elements of a container.
+    `detail` is the buffer of a tensor or the name of an NKI attribute; `item` the kind of all
+    elements of a container.
     """
 
     kind: str
@@ -25,7 +24,7 @@ NOTHING = Value("nothing")  # no value yet, while a scope is worked out
 INT, FLOAT, BOOL, STR = Value("int"), Value("float"), Value("bool"), Value("str")
 NUMBERS = ("bool", "int", "float")
 SEQUENCES = ("list", "tuple")
-ENUM_BASES = ("Enum", "IntEnum", "StrEnum")
+RUN_TIME = ("register", "scalar")  # VirtualRegister and NkiScalar
 CONSTANTS: dict[type, Value] = {
     bool: BOOL,
     int: INT,
@@ -66,15 +65,10 @@ def join(left: Value, right: Value) -> Value:
         return right
     if right is NOTHING:
         return left
-    if left.kind != right.kind or left.kind in ("object", "enum", "nki"):
+    if left.kind != right.kind or left.kind == "nki":
         return UNKNOWN
     detail = left.detail if left.detail == right.detail else ""
     return Value(left.kind, detail, left.item if left.item == right.item else None)
-
-
-def is_enum(cls: ast.ClassDef) -> bool:
-    """Whether a class is an enumeration, of any kind."""
-    return any(dotted(base).split(".")[-1] in ENUM_BASES for base in cls.bases)
 
 
 def new_buffer(module: Module, name: str, call: ast.Call) -> str:

@@ -1,4 +1,4 @@
-"""Level 1: values that only the device has, and buffers that an operation does not take."""
+"""Values that only the device has, and buffers that an operation does not take."""
 
 import ast
 from collections.abc import Iterator
@@ -42,23 +42,7 @@ def element_values(scope: Scope) -> Iterator[Finding]:
 def _element(scope: Scope, node: ast.AST, what: str) -> Finding:
     message = f"{what}: its elements have no value at compile time"
     use = "nisa instructions on the tile, or nisa.register_load and a dynamic loop"
-    return scope.report(Kind.REJECTED, "tensor-value", node, message, use)
-
-
-def enum_members(scope: Scope) -> Iterator[Finding]:
-    """Members of an Enum have == and != only."""
-    for node in scope.nodes:
-        sides: list[ast.expr] = []
-        if isinstance(node, ast.Compare) and any(isinstance(item, _ORDER) for item in node.ops):
-            sides = [node.left, *node.comparators]
-        elif isinstance(node, ast.BinOp):
-            sides = [node.left, node.right]
-        for side in sides:
-            if scope.value(side).kind == "enum":
-                message = f"operator on enum member {ast.unparse(side)}"
-                use = "== and !=, or a dict from member names to numbers"
-                yield scope.report(Kind.REJECTED, "enum-operator", node, message, use)
-                break
+    return scope.report(Kind.REFUSED, "tensor-value", node, message, use)
 
 
 def buffers(scope: Scope) -> Iterator[Finding]:
@@ -71,7 +55,7 @@ def buffers(scope: Scope) -> Iterator[Finding]:
             if value.kind == "tensor" and value.detail == "psum":
                 short = name.replace("nki.isa", "nisa").replace("nki.language", "nl")
                 message = f"{short} of {ast.unparse(argument)}, which is in PSUM"
-                yield scope.report(Kind.REJECTED, "psum-operand", call, message, use)
+                yield scope.report(Kind.REFUSED, "psum-operand", call, message, use)
 
 
 def scalars(scope: Scope) -> Iterator[Finding]:
@@ -81,15 +65,15 @@ def scalars(scope: Scope) -> Iterator[Finding]:
         if name == "nki.language.power" and _is_number(scope, arguments.get("y")):
             message = "nl.power(tile, scalar) fails to compile"
             use = "nl.power(tile, tile) with the exponent from nl.full, or nl.multiply"
-            yield scope.report(Kind.REJECTED, "unsupported-api", call, message, use)
+            yield scope.report(Kind.REFUSED, "unsupported-api", call, message, use)
         elif name == "nki.language.random_seed" and _is_number(scope, arguments.get("seed")):
             message = "nl.random_seed takes a [1, 1] tensor, not a number"
             use = "nl.random_seed(nl.full((1, 1), seed, dtype=nl.int32))"
-            yield scope.report(Kind.REJECTED, "unsupported-api", call, message, use)
+            yield scope.report(Kind.REFUSED, "unsupported-api", call, message, use)
 
 
 def _is_number(scope: Scope, node: ast.AST | None) -> bool:
     return node is not None and scope.value(node).kind in NUMBERS
 
 
-RULES: tuple[Rule, ...] = (element_values, enum_members, buffers, scalars)
+RULES: tuple[Rule, ...] = (element_values, buffers, scalars)

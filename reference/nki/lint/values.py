@@ -11,10 +11,11 @@ from .nki_names import dotted
 from .value import BOOL, FLOAT, INT, STR, UNKNOWN, Value, join
 
 _DEPTH = 100  # nested expressions that are looked into
+_ANNOTATED = {"VirtualRegister": Value("register"), "NkiScalar": Value("scalar")}
 
 
 class Values:
-    """The values of one file; `bodies` are its loop bodies, whose first argument is a register."""
+    """The values of one file; `bodies` are its loop bodies, whose argument is on the device."""
 
     def __init__(self, module: Module, bodies: Mapping[Function, str]) -> None:
         self.module = module
@@ -49,8 +50,6 @@ class Values:
             return self._element(item.container, scope)
         if isinstance(item, FUNCTION_TYPES):
             return Value("function", item.name)
-        if isinstance(item, ast.ClassDef):
-            return Value("class", item.name)
         if isinstance(item, ast.expr):
             return self._evaluate(item, scope)
         if isinstance(item, Imported):
@@ -62,15 +61,13 @@ class Values:
         for position, arg in enumerate(args):
             if arg.arg == name:
                 if position == 0 and function in self.bodies:
-                    return Value("register")
+                    counts = self.bodies[function] == "fori_loop"
+                    return Value("scalar" if counts else "register")
                 annotation = dotted(arg.annotation) if arg.annotation is not None else ""
-                if annotation.split(".")[-1] == "VirtualRegister":
-                    return Value("register")
+                return _ANNOTATED.get(annotation.split(".")[-1], UNKNOWN)
         return UNKNOWN
 
     def _element(self, container: ast.expr, scope: Scope) -> Value:
-        if self.module.called(container) == "nki.language.dynamic_range":
-            return Value("register")
         if self.module.called(container).endswith("_range"):
             return INT
         value = self._evaluate(container, scope)
@@ -152,7 +149,7 @@ class Values:
         left, right = self._evaluate(node.left, scope), self._evaluate(node.right, scope)
         if kinds.NOTHING in (left, right):
             return kinds.NOTHING
-        for kind in ("tensor", "register"):
+        for kind in ("tensor", *kinds.RUN_TIME):
             if kind in (left.kind, right.kind):
                 return Value(kind)
         if left.kind in kinds.NUMBERS and right.kind in kinds.NUMBERS:
@@ -180,9 +177,6 @@ class Values:
             if node.attr in ("shape", "strides"):
                 return Value("tuple", "", INT)
             return INT if node.attr in kinds.TENSOR_NUMBERS else UNKNOWN
-        cls = self.module.classes.get(value.detail) if value.kind == "class" else None
-        if cls is not None and kinds.is_enum(cls):
-            return Value("enum", cls.name)
         return UNKNOWN
 
     def _call(self, node: ast.Call, scope: Scope) -> Value:
@@ -192,10 +186,6 @@ class Values:
         if isinstance(node.func, ast.Name):
             if self.module.bindings.find(node.func.id, scope) is None:
                 return self._builtin(node, scope)
-            callee = self._evaluate(node.func, scope)
-            cls = self.module.classes.get(callee.detail) if callee.kind == "class" else None
-            if cls is not None:
-                return Value("enum" if kinds.is_enum(cls) else "object", cls.name)
         elif isinstance(node.func, ast.Attribute):
             value = self._evaluate(node.func.value, scope)
             if value.kind == "tensor" and node.func.attr in kinds.TENSOR_METHODS:
@@ -221,6 +211,8 @@ class Values:
     def _nki_call(self, name: str, node: ast.Call) -> Value:
         if name == "nki.isa.register_alloc":
             return Value("register")
+        if name == "nki.isa.scalar_load":
+            return Value("scalar")
         short = name.removeprefix("nki.language.")
         if short in kinds.NEW_TENSORS:
             return Value("tensor", kinds.new_buffer(self.module, name, node))

@@ -1,4 +1,4 @@
-"""API that NKI removed, renamed or deprecated up to 0.6.0, with what to write instead.
+"""API that NKI removed, renamed or deprecated up to 0.7.0, with what to write instead.
 
 Source: the migration guide, the release notes and the API stubs of the public documentation.
 """
@@ -18,6 +18,7 @@ _SLICES = "slices, or .ap() for other access patterns"
 _BENCHMARK = "nki.simulate for values, neuron-profile for time"
 
 REMOVED = {
+    "nki.language.dynamic_range": Change("removed in 0.7.0", "nl.fori_loop(lower, upper, body)"),
     "nki.language.arange": Change("removed in 0.2.0", _SLICES),
     "nki.language.mgrid": Change("removed in 0.2.0", _SLICES),
     "nki.language.par_dim": Change("removed in 0.2.0", "dim 0, which is the partition dim"),
@@ -39,7 +40,7 @@ HOST = {
     "jax_neuronx.nki_call": Change("dropped", "nki.jit and a call with JAX arrays"),
 }
 
-# Names that NKI 0.6.0 does not have, whatever they were meant to be.
+# Names that NKI 0.7 does not have, whatever they were meant to be.
 ABSENT = {
     "nki.language.bool": "nl.bool_",
     "nki.language.fp32": "nl.float32",
@@ -64,7 +65,6 @@ DEPRECATED = {
     "nki.language.static_range": Change("deprecated", "range"),
     "nki.language.affine_range": Change("deprecated", "range"),
     "nki.language.sequential_range": Change("deprecated", "range"),
-    "nki.language.dynamic_range": Change("deprecated in 0.6.0", "nl.fori_loop(lower, upper, body)"),
     "nki.isa.tensor_engine": Change("deprecated", "nisa.engine.tensor"),
     "nki.isa.vector_engine": Change("deprecated", "nisa.engine.vector"),
     "nki.isa.scalar_engine": Change("deprecated", "nisa.engine.scalar"),

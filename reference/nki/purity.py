@@ -1,0 +1,243 @@
+"""Whether a launch changed what lies outside of its kernel.
+
+The device keeps a compiled kernel by shapes, dtypes and values of its arguments, so a kernel must
+depend on those alone and leave nothing behind. Before a launch the lists, dicts and sets of the
+modules and of the functions around it that its code names are noted, with the names that it could
+bind; afterwards they must be the same. Nothing is read from source files.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import unwrap
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from .strict import level, violation
+
+_PACKAGE: Final = __name__.rpartition(".")[0]
+_STDLIB: Final = sysconfig.get_path("stdlib")
+_LIBRARIES: Final = frozenset({"numpy", "ml_dtypes", "torch", "jax", "jaxlib"})
+_PLAIN: Final = (int, float, str, bytes, bool, complex, type(None))
+_LONG: Final = 1000  # elements of a container that are compared one by one
+_EMPTY: Final = object()
+
+Place = tuple[str, int]
+
+
+@dataclass
+class Outside:
+    """What the code of one kernel can reach outside of itself, as it was when it was noted."""
+
+    containers: list[tuple[str, Place, Any, Any]] = field(default_factory=list)
+    """Name, the line that names it, the container, and what it held."""
+    names: list[tuple[str, Place, Mapping[str, Any], Any]] = field(default_factory=list)
+    cells: list[tuple[str, Place, CellType, Any]] = field(default_factory=list)
+
+    def changes(self) -> Iterator[tuple[str, Place, str]]:
+        """Yield what is different now: name, the line that names it, and what happened."""
+        for name, place, container, held in self.containers:
+            if not _same(container, held):
+                yield name, place, f"{name}, a {type(container).__name__} outside of it"
+        for name, place, names, value in self.names:
+            if names.get(name, _EMPTY) is not value:
+                yield name, place, f"the global {name}"
+        for name, place, cell, value in self.cells:
+            if _content(cell) is not value:
+                yield name, place, f"{name} of the function around it"
+
+
+_noted: WeakKeyDictionary[Callable[..., Any], Outside] = WeakKeyDictionary()
+
+
+def outside_of(kernel: Callable[..., Any], arguments: Iterable[object]) -> Outside | None:
+    """Note what lies outside before a launch; None when rule purity is off.
+
+    Functions among the arguments belong to the kernel. What was noted for the launch before is used
+    again while nothing has changed.
+    """
+    if level("purity") == "off":
+        return None
+    functions = [value for value in arguments if callable(value)]
+    known = None if functions else _noted.get(kernel)
+    if known is not None and next(known.changes(), None) is None:
+        return known
+    walk = _Walk()
+    walk.visit(kernel, *functions)
+    if not functions:
+        _noted[kernel] = walk.found
+    return walk.found
+
+
+def check_unchanged(outside: Outside | None, kernel: str) -> None:
+    """Rule purity: the launch left everything outside as it was."""
+    for _, place, what in outside.changes() if outside is not None else ():
+        violation(
+            "purity",
+            f"kernel {kernel} changes {what}: the device runs a kernel as it was compiled once; "
+            "give it as an argument, or return the value",
+            at=place,
+        )
+
+
+class _Walk:
+    """Follows values from a kernel to the functions it can call and the containers they name."""
+
+    def __init__(self) -> None:
+        self.found = Outside()
+        self._seen: dict[int, object] = {}  # keeps what was seen alive, so that ids stay theirs
+        self._mentioned: set[str] = set()
+        self._methods: dict[str, list[object]] = {}
+
+    def visit(self, *roots: object) -> None:
+        """Follow values."""
+        queue = list(roots)
+        while queue:
+            value = queue.pop()
+            if isinstance(value, _PLAIN) or id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
+            queue += self._parts(value)
+
+    def _parts(self, value: object) -> Iterable[object]:
+        """Return what calling, indexing or reading a value can lead to."""
+        if isinstance(value, FunctionType):
+            return self._function(unwrap(value))
+        if isinstance(value, MethodType):
+            return value.__func__, value.__self__
+        if isinstance(value, partial):
+            return value.func, *value.args, *value.keywords.values()
+        if isinstance(value, list | tuple | set | frozenset):
+            return list(value)[:_LONG]
+        if isinstance(value, dict):
+            return list(value.values())[:_LONG]
+        if isinstance(value, staticmethod | classmethod):
+            return (value.__func__,)
+        if isinstance(value, property):
+            return (value.fget,)
+        if isinstance(value, type):
+            return self._class(value) if _is_followed(value) else ()
+        wrapped = getattr(value, "__wrapped__", None) if callable(value) else None
+        if wrapped is not None:
+            return (wrapped,)
+        return (type(value),) if _is_followed(type(value)) else ()
+
+    def _class(self, cls: type) -> Iterator[object]:
+        """Yield the methods that run by themselves or that some code mentions."""
+        for name, value in vars(cls).items():
+            if name.startswith("__") or name in self._mentioned:
+                yield value
+            else:
+                self._methods.setdefault(name, []).append(value)
+        yield from cls.__bases__
+
+    def _function(self, function: Any) -> Iterator[object]:
+        if not isinstance(function, FunctionType):
+            yield function
+            return
+        code = function.__code__
+        if _is_foreign(function):
+            return
+        inner = list(_codes(code))
+        mentioned = {name for part in inner for name in part.co_names}
+        for name in mentioned - self._mentioned:
+            self._mentioned.add(name)
+            yield from self._methods.pop(name, ())
+        place = code.co_filename, code.co_firstlineno
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            value = _content(cell)
+            if not _is_inner(name, code):
+                self.found.cells.append((name, place, cell, value))
+                yield from self._named(name, place, value)
+        for name in mentioned:
+            value = function.__globals__.get(name, _EMPTY)
+            if value is not _EMPTY:
+                self.found.names.append((name, place, function.__globals__, value))
+            if isinstance(value, ModuleType):
+                yield from self._module(value, mentioned, place)
+            else:
+                yield from self._named(name, place, value)
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
+
+    def _named(self, name: str, place: Place, value: object) -> Iterator[object]:
+        """Note a container under its name, with the containers in it."""
+        if isinstance(value, list | dict | set) and id(value) not in self._seen:
+            self.found.containers.append((name, place, value, _held(value)))
+            for inner in self._parts(value):
+                yield from self._named(name, place, inner)
+        yield value
+
+    def _module(self, module: ModuleType, mentioned: set[str], place: Place) -> Iterator[object]:
+        """Yield what the code may read from a module: its attributes that the code names."""
+        root = module.__name__.partition(".")[0]
+        if root in _LIBRARIES or root in sys.stdlib_module_names or _is_own(module.__name__):
+            return
+        for name in mentioned & vars(module).keys():
+            value = vars(module)[name]
+            if not isinstance(value, ModuleType):
+                self.found.names.append((name, place, vars(module), value))
+                yield from self._named(name, place, value)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a function's code and that of the functions and comprehensions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _is_inner(name: str, code: CodeType) -> bool:
+    """Whether a free variable is the function's own name or class, which binding fills later."""
+    return name in ("__class__", code.co_name)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _EMPTY
+
+
+def _held(container: Any) -> Any:
+    if len(container) > _LONG:
+        return len(container)
+    return container.copy()
+
+
+def _same(container: Any, held: Any) -> bool:
+    """Whether a container holds the very objects it held."""
+    if isinstance(held, int):
+        return len(container) == held
+    if len(container) != len(held):
+        return False
+    if isinstance(container, dict):
+        return all(container.get(key, _EMPTY) is value for key, value in held.items())
+    if isinstance(container, set):
+        return bool(container == held)
+    return all(now is before for now, before in zip(container, held, strict=True))
+
+
+def _is_own(name: str) -> bool:
+    return name == _PACKAGE or name.startswith(_PACKAGE + ".")
+
+
+def _is_foreign(function: FunctionType) -> bool:
+    """Whether a function belongs to the interpreter, to Python or to an array library."""
+    path = function.__code__.co_filename
+    module = function.__module__ or ""
+    stdlib = path.startswith(_STDLIB) and "-packages" not in path
+    return stdlib or _is_own(module) or module.partition(".")[0] in _LIBRARIES
+
+
+def _is_followed(cls: type) -> bool:
+    """Whether a class is the user's: not the interpreter's, Python's or an array library's."""
+    module = cls.__module__ or ""
+    root = module.partition(".")[0]
+    return not _is_own(module) and root not in _LIBRARIES and root not in sys.stdlib_module_names
