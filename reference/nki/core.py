@@ -13,10 +13,12 @@ from .dtypes import Array
 from .errors import NkiValidationError, assigned_name, kernel_line
 from .memory import Arena, BankAllocator, check_capacity
 from .regions import PSUM, SBUF, MemoryRegion
+from .rules.psum_operands import check_psum_tile
 from .storage import Storage
 from .view import Use
 
 if TYPE_CHECKING:
+    from .rules.regions import LoopRegion
     from .trips import Trips
 
 
@@ -41,6 +43,10 @@ class Core:
         self.in_no_reorder = False
         self.trips: Trips | None = None
         """The innermost dynamic loop that runs."""
+        self.region: LoopRegion | None = None
+        """The same loop as the rules on device loops see it."""
+        self.regions: list[LoopRegion] = []
+        """All runs of device loops so far."""
         self.random = np.random.default_rng(0)
         self.random_state: Array | None = None
 
@@ -73,6 +79,7 @@ class Core:
         storage.use = Use(row_bytes, name, line)
         self.uses[region].append(storage.use)
         if region is PSUM:
+            check_psum_tile(name, row_bytes)
             storage.first_byte = self.banks.place(storage)
             storage.serial = self.banks.serial
         return storage

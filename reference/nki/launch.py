@@ -15,6 +15,7 @@ from .core import RUN, Core
 from .errors import NkiValidationError, locate
 from .lnc import CorePair
 from .purity import check_unchanged, outside_of
+from .strict import new_launch
 from .tensor import NkiTensor
 from .typing import TensorShape
 
@@ -66,6 +67,7 @@ def simulate(kernel: Any) -> Callable[..., Any]:
 
 def _launch(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Bind the arrays, run on every core, check, and convert the results."""
+    new_launch()
     signature = inspect.signature(kernel.function)
     bound = signature.bind(*args, **kwargs)
     arguments = Arguments()

@@ -18,6 +18,7 @@ from .core import RUN, Core
 from .errors import DeadlockError, NkiValidationError, at_kernel_line, locate
 from .races import RaceWatch, forget_accesses
 from .regions import MemoryRegion
+from .rules.regions import check_lnc_loops
 from .storage import Storage
 
 Schedule = Literal["lockstep", "barrier"]
@@ -88,6 +89,7 @@ class CorePair:
                     watch.settle()
         if self.failure is not None:
             raise self.failure
+        check_lnc_loops(self.cores)
         return results
 
     def _stop(self, interrupt: BaseException) -> None:

@@ -12,6 +12,7 @@ from .core import current
 from .errors import NkiValidationError
 from .records import Access, LoopEdge
 from .registers import VirtualRegister, integer
+from .rules.regions import enter_region
 from .strict import level, violation
 from .trips import Trips
 
@@ -34,6 +35,7 @@ class _Loop:
         self.core = current()
         if self.core.in_no_reorder:
             raise NkiValidationError("a dynamic loop inside nl.no_reorder() is not supported")
+        self.region = enter_region(self.core, name)
         self._record("begin", tuple([b.access for b in bounds if isinstance(b, VirtualRegister)]))
         self.outer = self.core.trips
         self.trips = None if level("loop_state") == "off" else Trips(name, self.outer)
@@ -41,6 +43,7 @@ class _Loop:
     def next_trip(self) -> None:
         """The body is about to run."""
         self._record("iteration")
+        self.region.trips += 1
         if self.trips is not None:
             self.trips.begin_trip()
 
@@ -50,6 +53,7 @@ class _Loop:
 
     def __enter__(self) -> _Loop:
         self.core.trips = self.trips
+        self.core.region = self.region
         return self
 
     def __exit__(
@@ -59,6 +63,7 @@ class _Loop:
         where: TracebackType | None,
     ) -> None:
         self.core.trips = self.outer
+        self.core.region = self.region.outer
         if kind is None:
             if self.trips is not None:
                 self.trips.end()

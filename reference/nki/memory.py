@@ -20,6 +20,7 @@ from .regions import (
     SBUF_USABLE_BYTES,
     MemoryRegion,
 )
+from .rules.psum_operands import check_psum_tile
 from .serial import new_serial
 from .storage import Storage
 from .strict import violation
@@ -62,6 +63,7 @@ class Arena:
                     f"{where}: a PSUM address must be the start of a bank, a multiple of "
                     f"{PSUM_BANK_BYTES} bytes"
                 )
+            check_psum_tile(name, row_bytes)
         elif byte + row_bytes > SBUF_USABLE_BYTES:
             violation(
                 "reserved_sbuf",

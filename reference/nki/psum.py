@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .dtypes import Array
+from .rules.psum_chains import Chains
 
 if TYPE_CHECKING:
+    from .rules.regions import LoopRegion
     from .view import Bytes, View
 
 
@@ -20,13 +22,22 @@ class PsumState:
     all of it is summed.
     """
 
-    __slots__ = ("_map", "any_sum", "epoch", "whole")
+    __slots__ = (
+        "_map", "any_sum", "by_tensor_engine", "chains", "epoch", "filled", "region", "whole",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.any_sum = False
         self.whole = False
         self.epoch = 0
         self._map: Array | None = None
+        self.chains = Chains()
+        self.by_tensor_engine = False
+        """Whether the Tensor Engine has written the tile."""
+        self.filled = False
+        """Whether something other than a summing matmul has written the tile."""
+        self.region: LoopRegion | None = None
+        """The first device loop that used the tile."""
 
     def summed(self, view: View, storage: Bytes) -> bool | Array:
         """True or False when it holds for all elements of the view, else one bool per element."""
@@ -54,6 +65,7 @@ class PsumState:
     def overwrite(self, view: View, storage: Bytes) -> None:
         """Something other than a summing matmul wrote the view."""
         self.epoch += 1
+        self.chains.forget(view)
         if view.layout.run * view.layout.itemsize == storage.nbytes:
             self.any_sum = self.whole = False
             self._map = None

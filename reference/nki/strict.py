@@ -1,6 +1,7 @@
 """The rules whose strictness a user may choose, each at a level "error", "warn" or "off".
 
-Documented limits (shapes, dtypes, buffers, engines) are not here: they are always errors.
+Documented limits (shapes, dtypes, buffers, engines) are not here: they are always errors. What only
+devices have taught is in `rules/field_rules.toml`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from .errors import NkiValidationError, NkiWarning, kernel_line
+from .rules import FIELD_RULES, label
 
 Level = Literal["error", "warn", "off"]
 
@@ -45,9 +47,12 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
     "purity": "error",
     # API that NKI 0.7 documents as deprecated
     "deprecated": "off",
+    **{name: cast(Level, row.level) for name, row in FIELD_RULES.items()},
 }
 
 _levels: dict[str, Level] = dict(DEFAULT_LEVELS)
+_warned: set[tuple[str, str, int]] = set()
+"""Rule, file and line of the warnings of this launch."""
 
 
 def level(rule: str) -> Level:
@@ -56,11 +61,14 @@ def level(rule: str) -> Level:
 
 
 @contextmanager
-def strict(**levels: Level) -> Iterator[None]:
+def strict(field: Level | None = None, **levels: Level) -> Iterator[None]:
     """Set the levels of the named rules for the duration of a `with` block.
 
-    Raises ValueError for an unknown rule or level.
+    `field` is the level of all rules from the field that are not named. ValueError for an unknown
+    rule or level.
     """
+    if field is not None:
+        levels = {**dict.fromkeys(FIELD_RULES, field), **levels}
     for rule, value in levels.items():
         if rule not in DEFAULT_LEVELS:
             raise ValueError(f"unknown rule {rule!r}; known: {sorted(DEFAULT_LEVELS)}")
@@ -83,12 +91,20 @@ def violation(
 ) -> None:
     """Raise `error`, warn, or do nothing, as the level of `rule` says.
 
-    `at` is the kernel's file and line, None for the line that runs.
+    `at` is the kernel's file and line, None for the line that runs. A rule warns once per line and
+    launch.
     """
     now = _levels[rule]
     if now == "off":
         return
     file, line = at or kernel_line()
     if now == "error":
-        raise error(f"{message} (at {file}:{line}) [rule {rule}]")
-    warnings.warn_explicit(f"{message} [rule {rule}]", NkiWarning, file, line)
+        raise error(f"{message} (at {file}:{line}) [rule {label(rule)}]")
+    if (rule, file, line) not in _warned:
+        _warned.add((rule, file, line))
+        warnings.warn_explicit(f"{message} [rule {label(rule)}]", NkiWarning, file, line)
+
+
+def new_launch() -> None:
+    """Lines that have warned may warn again."""
+    _warned.clear()

@@ -33,8 +33,8 @@ class View:
     """A layout at an offset of a storage, with its NumPy array and float32 shadow.
 
     `offset` counts elements of the layout's dtype in the flat storage. `known` is set once all
-    its bytes are known to be written. A View never refers to its storage, so a dropped tile is
-    freed at once.
+    its bytes are known to be written, `placed` once it lies in PSUM as an operand may. A View never
+    refers to its storage, so a dropped tile is freed at once.
     """
 
     __slots__ = (
@@ -46,6 +46,7 @@ class View:
         "known",
         "layout",
         "offset",
+        "placed",
     )
 
     def __init__(self, layout: Layout, offset: int, array: Array) -> None:
@@ -53,6 +54,7 @@ class View:
         self.offset = offset
         self.array = array
         self.known = False
+        self.placed = False
         self.f32: Array | None = None
         self.f32_version = -1
         self.group_epoch = -1

@@ -136,6 +136,7 @@ def test_a_pattern_has_at_most_four_free_dimensions() -> None:
         kernel(5)
 
 
+@nki.strict(psum_bank="off")
 def test_psum_patterns_hold_4096_elements_and_all_patterns_65535() -> None:
     @nki.jit
     def in_psum(num: int) -> None:

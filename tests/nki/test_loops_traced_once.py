@@ -16,6 +16,7 @@ nisa: Any = nki.isa
 TRIPS = 3
 
 
+@nki.strict(loop_psum="off")
 def test_whether_a_matmul_adds_is_the_same_in_every_trip() -> None:
     def kernel(x: Any, inside: Any, accumulate: Any) -> Any:
         out = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.shared_hbm)
@@ -228,6 +229,7 @@ def test_scratch_that_trips_exchanged_is_undefined_after_the_loop() -> None:
         _run(body, "fori")
 
 
+@nki.strict(nested_loops="off")
 def test_a_nested_loop_is_followed_on_its_own() -> None:
     def good(t: Any, s: dict[str, Any]) -> None:
         nl.fori_loop(0, 2, lambda j: _add(t, 1.0))

@@ -80,6 +80,7 @@ def test_none_adds_only_where_an_earlier_matmul_wrote() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [True, None])
+@nki.strict(accumulate_none="off")
 def test_adding_to_psum_that_memset_wrote_is_undefined_and_none_overwrites(
     accumulate: Any,
 ) -> None:
@@ -98,6 +99,7 @@ def test_adding_to_psum_that_memset_wrote_is_undefined_and_none_overwrites(
             run(body, one, row, out=((2, 4), "float32"), psum=True)
 
 
+@nki.strict(accumulate_none="off")
 def test_a_memset_or_copy_into_a_group_ends_it() -> None:
     one, row = np.ones((1, 2), np.float32), np.ones((1, 4), np.float32)
 

@@ -43,6 +43,7 @@ _TILE = {"tile_position": (64, 0), "tile_size": (64, 128)}
         ),
     ],
 )
+@nki.strict(psum_bank="off")
 def test_a_matmul_outside_the_limits_names_operand_value_and_limit(
     a: Any, b: Any, options: Any, text: str
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_matmul_reads_sbuf_and_writes_psum() -> None:
             kernel(floats(8, 8), into, source)
 
 
+@nki.strict(psum_bank="off")
 def test_a_matmul_result_stays_in_one_bank() -> None:
     @nki.jit
     def kernel(a: Any, b: Any, first: Any) -> None:
@@ -149,6 +151,7 @@ def test_a_matmul_result_stays_in_one_bank() -> None:
 
 
 @pytest.mark.parametrize("by_matmul", [True, False])
+@nki.strict(psum_bank="off")
 def test_a_transpose_of_the_tensor_engine_stays_in_one_bank(by_matmul: bool) -> None:
     @nki.jit
     def kernel(a: Any, first: int, by_matmul: bool) -> None:

@@ -56,6 +56,7 @@ def test_the_line_that_makes_the_memory_too_full_is_named() -> None:
         full_kernel()
 
 
+@nki.strict(psum_bank="off")
 def test_banks_count_at_every_moment_and_not_only_where_most_bytes_are_live() -> None:
     @nki.jit
     def kernel(num_tiles: int) -> None:

@@ -124,6 +124,7 @@ def test_a_dynamic_loop_inside_no_reorder_is_refused() -> None:
         kernel()
 
 
+@nki.strict(nested_loops="off")
 def test_a_nested_loop_does_not_carry_a_register() -> None:
     def count_in(register: Any) -> None:
         nisa.register_move(register, 1)  # the lint does not see which register this is

@@ -7,6 +7,7 @@ import numpy as np
 from ..access_pattern import row_indices
 from ..dtypes import WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, OutOfBoundsError, at_kernel_line
+from ..rules.indirect_rows import check_indirect_operand
 from ..strict import violation
 from ..tensor import NkiTensor
 from ..view import View
@@ -25,6 +26,7 @@ def through_fp32(me: str, values: Array, dtype: str) -> Array:
 
 def indexed_rows(t: NkiTensor, operand: str, me: str, skip: bool) -> tuple[Array, Array]:
     """(indices, in bounds) of the rows of a vector_offset view."""
+    check_indirect_operand(me, operand, t)
     indices, valid = row_indices(t, me)
     if not skip and not valid.all():
         bad = int(indices[~valid][0])

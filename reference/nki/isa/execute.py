@@ -8,10 +8,12 @@ import numpy as np
 
 from .. import trace
 from ..access_pattern import out_of_bounds, resolve
-from ..core import RUN, current
+from ..core import RUN, Core, current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, kernel_line
 from ..records import Access, Engine
+from ..rules.psum_loops import check_psum_in_loop
+from ..rules.psum_operands import check_psum_operand
 from ..strided import Dynamic
 from ..tensor import NkiTensor
 from ..view import View
@@ -93,8 +95,10 @@ def target(t: NkiTensor, instruction: str) -> View:
     if storage.watch is not None:
         storage.watch.before_write(storage, view, instruction)
     psum = storage.psum
-    if psum is not None and psum.any_sum:
-        psum.overwrite(view, storage)
+    if psum is not None:
+        psum.filled = True
+        if psum.any_sum:
+            psum.overwrite(view, storage)
     if not view.known:
         storage.note_write(view)
     storage.version += 1
@@ -117,8 +121,10 @@ def put_where(t: NkiTensor, values: Array, valid: Array, instruction: str) -> No
     if storage.watch is not None:
         storage.watch.before_write(storage, view, instruction)
     psum = storage.psum
-    if psum is not None and psum.any_sum:
-        psum.overwrite(view, storage)
+    if psum is not None:
+        psum.filled = True
+        if psum.any_sum:
+            psum.overwrite(view, storage)
     np.copyto(view.array, values, where=valid)
     if not storage.written:
         storage.writes.map_of(storage, view)[valid] = 0
@@ -159,6 +165,8 @@ def finish(
             _use_index(t, number)
         if recorder is not None:
             wrote.append(t.access if t.dynamic else t.v.access or t.access)
+        if t.storage.psum is not None:
+            use_psum(core, opcode, t, reads=False)
     written = writes[0].storage if writes else None
     for t in reads:
         storage = t.storage
@@ -172,6 +180,8 @@ def finish(
             _use_index(t, number)
         if recorder is not None:
             read.append(t.access if t.dynamic else t.v.access or t.access)
+        if storage.psum is not None:
+            use_psum(core, opcode, t, reads=True)
     if recorder is not None:
         if dynamic:
             read += index_accesses(writes, reads)
@@ -181,6 +191,18 @@ def finish(
     made: NkiInstruction = object.__new__(NkiInstruction)
     made.handle = number
     return made
+
+
+def use_psum(core: Core, opcode: str, t: NkiTensor, *, reads: bool) -> None:
+    """The rules for an operand in PSUM, at its run-time address."""
+    view = t.v if t.dynamic is None else view_of(t, f"nisa.{opcode}", "in PSUM")
+    storage = t.storage
+    if not view.placed:
+        check_psum_operand(f"nisa.{opcode}", storage, view)
+    if core.region is not None:
+        check_psum_in_loop(f"nisa.{opcode}", core, storage)
+    if reads and storage.psum is not None:
+        storage.psum.chains.read(view, f"nisa.{opcode}", storage.name)
 
 
 def index_accesses(

@@ -10,13 +10,14 @@ from .. import trace
 from ..core import current
 from ..dtypes import Array
 from ..errors import NkiValidationError
+from ..rules.psum_groups import check_inferred_group
 from ..strict import violation
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, matmul_perf_mode
-from .execute import account, fp32, handed_over, put, raw, view_of
+from .execute import account, fp32, handed_over, put, raw, use_psum, view_of
 from .gaps import moved_gaps
-from .matmul_plan import MatmulPlan, check_bank, check_position, plan_matmul
+from .matmul_plan import MatmulPlan, check_position, check_tensor_engine_write, plan_matmul
 
 _plans: dict[object, MatmulPlan] = {}
 
@@ -74,7 +75,7 @@ def nc_matmul(
                     tile_size=tile_size,
                 )
         values = turned(raw(stationary, me, "stationary"))
-        check_bank(me, dst.storage, view_of(dst, me, "dst"))
+        check_tensor_engine_write(me, dst.storage, view_of(dst, me, "dst"))
         put(dst, values.reshape(dst.v.layout.shape), me)
     else:
         left = fp32(stationary, me, "stationary")
@@ -87,6 +88,7 @@ def nc_matmul(
             right = right.reshape(plan.k, plan.n)
         _accumulate(me, dst, left.T, right, accumulate)
     number = account((dst,), (stationary, moving))
+    use_psum(current(), "nc_matmul", dst, reads=False)
     recorder = trace.active
     if recorder is not None:
         recorder.matmul(
@@ -110,7 +112,7 @@ def _accumulate(
     storage = dst.storage
     if storage.watch is not None:
         storage.watch.before_write(storage, view, me)
-    check_bank(me, storage, view)
+    check_tensor_engine_write(me, storage, view)
     psum = storage.psum
     assert psum is not None
     out = view.array
@@ -128,8 +130,10 @@ def _accumulate(
             storage.poison(view)
             summed = True
         trips = current().trips
-        if accumulate is None and trips is not None:
-            trips.inferred(summed if isinstance(summed, bool) else None)
+        if accumulate is None:
+            if trips is not None:
+                trips.inferred(summed if isinstance(summed, bool) else None)
+            check_inferred_group(me, storage, view, summed)
     two_d = out.ndim == 2
     shape = view.layout.shape
     if summed is False and two_d:
@@ -147,6 +151,10 @@ def _accumulate(
     if not view.known:
         storage.note_write(view)
     psum.add_group(view, storage)
+    if summed is False:
+        psum.chains.begin(view)
+    else:
+        psum.chains.add(view, me, storage.name)
 
 
 def _turned(rows: int, columns: int, values: Array) -> Array:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ..core import current
 from ..dtypes import FP8
 from ..errors import NkiValidationError
 from ..layout import Layout
 from ..regions import PSUM_BANK_BYTES
+from ..rules.psum_loops import note_tensor_engine_write
 from ..storage import Storage
 from ..strict import violation
 from ..tensor import NkiTensor
@@ -115,8 +117,12 @@ def _tiling(me: str, position: Any, size: Any) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-def check_bank(me: str, storage: Storage, view: View) -> None:
-    """The Tensor Engine writes inside one bank. Not part of the plan: it depends on the address."""
+def check_tensor_engine_write(me: str, storage: Storage, view: View) -> None:
+    """The Tensor Engine writes inside one bank, and inside a device loop PSUM of that loop.
+
+    Not part of the plan: it depends on the address.
+    """
+    note_tensor_engine_write(me, current(), storage)
     layout = view.layout
     first = (storage.first_byte + layout.free_byte(view.offset)) % PSUM_BANK_BYTES
     if first + layout.span > PSUM_BANK_BYTES:

@@ -13,7 +13,7 @@ from .elementwise import signature
 from .enums import NkiInstruction, engine
 from .execute import finish, put, raw, view_of
 from .gaps import moved_gaps
-from .matmul_plan import MAX_ROWS, check_bank, check_transposed_dtype
+from .matmul_plan import MAX_ROWS, check_tensor_engine_write, check_transposed_dtype
 from .operands import check_destination, check_tile
 
 MAX_VECTOR = 32
@@ -37,7 +37,7 @@ def nc_transpose(
         with gaps:
             return nc_transpose(dst, data, engine)
     if chosen == "tensor":
-        check_bank(me, dst.storage, view_of(dst, me, "dst"))
+        check_tensor_engine_write(me, dst.storage, view_of(dst, me, "dst"))
     put(dst, _turned(raw(data, me, "data")).reshape(dst.v.layout.shape), me)
     return finish(chosen, "nc_transpose", (dst,), (data,))
 

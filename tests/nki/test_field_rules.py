@@ -1,0 +1,104 @@
+"""Each rule from the field refuses its illegal kernel and lets the legal twin pass."""
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from segattn.reference import nki
+from segattn.reference.nki.rules import FIELD_RULES, TABLE, explain
+from segattn.reference.nki.rules.document import document
+from segattn.tests.nki.field_rule_cases import CASES, Case
+
+DOCS = Path(__file__).parents[2] / "docs"
+named = pytest.mark.parametrize("case", CASES, ids=[f"{c.rule}-{c.kernel.__name__}" for c in CASES])
+
+
+def launch(case: Case, *, bad: bool) -> Any:
+    kernel = nki.jit(case.kernel)
+    inputs = [np.array(x) for x in (case.inputs if bad else case.legal)]
+    return (kernel[2] if case.cores == 2 else kernel)(*inputs, bad)
+
+
+@named
+def test_the_illegal_kernel_is_refused_with_line_value_limit_and_code(case: Case) -> None:
+    row = next(row for row in TABLE if row.name == case.rule)
+    with nki.strict(field="error", subset="off"), pytest.raises(nki.NkiValidationError) as refused:
+        launch(case, bad=True)
+    text = str(refused.value)
+    assert re.search(case.says, text)
+    assert re.search(r"\(at .*field_rule_cases\.py:\d+\)", text)
+    if row.level:
+        assert text.endswith(f"[rule {', '.join((row.name, *row.codes))}]")
+
+
+@named
+def test_by_default_the_illegal_kernel_is_not_silent(case: Case) -> None:
+    row = next(row for row in TABLE if row.name == case.rule)
+    with warnings.catch_warnings(record=True) as seen, nki.strict(subset="off"):
+        warnings.simplefilter("always")
+        if row.level == "error" or row.enforced == "always":
+            with pytest.raises(nki.NkiValidationError, match=case.says):
+                launch(case, bad=True)
+        else:
+            launch(case, bad=True)
+            assert any(re.search(case.says, str(warning.message)) for warning in seen)
+
+
+@named
+def test_the_legal_twin_passes(case: Case) -> None:
+    with nki.strict(field="error", subset="off"):
+        launch(case, bad=False)
+
+
+def test_every_row_has_a_case() -> None:
+    assert {case.rule for case in CASES} == {row.name for row in TABLE}
+
+
+def test_the_document_is_the_table() -> None:
+    assert (DOCS / "field_rules.md").read_text() == document()
+
+
+def test_the_level_of_all_field_rules_and_of_one_beside_it() -> None:
+    with nki.strict(field="off", nested_loops="error"):
+        levels = {rule: nki.level(rule) for rule in FIELD_RULES}
+    assert levels.pop("nested_loops") == "error"
+    assert set(levels.values()) == {"off"}
+    with (
+        pytest.raises(ValueError, match="'loud'; allowed: error, warn, off"),
+        nki.strict(
+            field="loud"  # type: ignore[arg-type]
+        ),
+    ):
+        pass
+
+
+def test_a_line_warns_once_per_launch() -> None:
+    case = next(case for case in CASES if case.rule == "loop_psum")
+    for _ in range(2):
+        with pytest.warns(nki.NkiWarning) as seen:
+            launch(case, bad=True)
+        assert len(seen) == 1
+
+
+def test_a_loop_on_one_core_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.rule == "nested_loops")
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    with pytest.raises(nki.NkiValidationError, match=r"launch on 1 core .*NCC_IXGM002"):
+        launch(case, bad=False)
+
+
+def test_error_codes_are_explained() -> None:
+    assert [row.name for row in explain("NCC_IBIR092")] == ["loop_psum"]
+    command = [sys.executable, "-m", "segattn.reference.nki.rules"]
+    shown = subprocess.run([*command, "NCC_IBIR092"], capture_output=True, text=True, check=True)
+    assert "loop_psum" in shown.stdout
+    assert "instead: allocate PSUM in the body" in shown.stdout
+    unknown = subprocess.run([*command, "NCC_X"], capture_output=True, text=True, check=False)
+    assert unknown.returncode == 1
+    assert "nothing is known of NCC_X" in unknown.stdout
