@@ -28,7 +28,7 @@ def launch(case: Case, *, bad: bool) -> Any:
 @named
 def test_the_illegal_kernel_is_refused_with_line_value_limit_and_code(case: Case) -> None:
     row = next(row for row in TABLE if row.name == case.rule)
-    with nki.strict(field="error", subset="off"), pytest.raises(nki.NkiValidationError) as refused:
+    with nki.strict(field="error"), pytest.raises(nki.NkiValidationError) as refused:
         launch(case, bad=True)
     text = str(refused.value)
     assert re.search(case.says, text)
@@ -40,7 +40,7 @@ def test_the_illegal_kernel_is_refused_with_line_value_limit_and_code(case: Case
 @named
 def test_by_default_the_illegal_kernel_is_not_silent(case: Case) -> None:
     row = next(row for row in TABLE if row.name == case.rule)
-    with warnings.catch_warnings(record=True) as seen, nki.strict(subset="off"):
+    with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         if row.level == "error" or row.enforced == "always":
             with pytest.raises(nki.NkiValidationError, match=case.says):
@@ -52,7 +52,7 @@ def test_by_default_the_illegal_kernel_is_not_silent(case: Case) -> None:
 
 @named
 def test_the_legal_twin_passes(case: Case) -> None:
-    with nki.strict(field="error", subset="off"):
+    with nki.strict(field="error"):
         launch(case, bad=False)
 
 
