@@ -51,8 +51,8 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
 }
 
 _levels: dict[str, Level] = dict(DEFAULT_LEVELS)
-_warned: set[tuple[str, str, int]] = set()
-"""Rule, file and line of the warnings of this launch."""
+_warned: set[tuple[str, str, int, str]] = set()
+"""Rule, file, line and instruction of the warnings of this launch."""
 
 
 def level(rule: str) -> Level:
@@ -100,8 +100,9 @@ def violation(
     file, line = at or kernel_line()
     if now == "error":
         raise error(f"{message} (at {file}:{line}) [rule {label(rule)}]")
-    if (rule, file, line) not in _warned:
-        _warned.add((rule, file, line))
+    key = rule, file, line, message.partition(" ")[0]
+    if key not in _warned:
+        _warned.add(key)
         warnings.warn_explicit(f"{message} [rule {label(rule)}]", NkiWarning, file, line)
 
 
