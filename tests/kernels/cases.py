@@ -36,6 +36,8 @@ class Options:
     per_head_scales: bool
     lnc: int
     k_pre_transposed: bool
+    with_scales: bool  # also for a cache that is not fp8, which needs none
+    scale: float | None
 
     def unseen(self, prior: int) -> int:
         """Tokens of a prior that the window hides from every token after it."""
@@ -53,7 +55,10 @@ class Options:
         """k_scale, v_scale and k_pre_transposed for these caches."""
         layout = {"k_pre_transposed": self.k_pre_transposed}
         if self.cache_dtype(dtype) is dtype:
-            return layout
+            # Powers of two: what is written is divided by them exactly.
+            exact = {"k_scale": np.exp2(rng.integers(1, 4, num_kv_heads)), "v_scale": 0.25}
+            numbers = {name: np.asarray(value, np.float32) for name, value in exact.items()}
+            return {**numbers, **layout} if self.with_scales else layout
         if self.per_head_scales:
             pair = rng.uniform(0.02, 0.5, (2, num_kv_heads)).astype(np.float32)
             return {"k_scale": pair[0], "v_scale": pair[1], **layout}
@@ -62,7 +67,9 @@ class Options:
     def arguments(self, rng: np.random.Generator, num_q_heads: int) -> dict[str, Any]:
         """Keyword arguments, reference and kernel alike."""
         sinks = rng.uniform(-6, 6, num_q_heads).astype(np.float32) if self.with_sinks else None
-        return {"sliding_window": self.window, "sinks": sinks, "lnc": self.lnc}
+        return {
+            "sliding_window": self.window, "sinks": sinks, "lnc": self.lnc, "scale": self.scale,
+        }  # fmt: skip
 
 
 options = st.builds(
@@ -73,6 +80,8 @@ options = st.builds(
     per_head_scales=st.booleans(),
     lnc=st.sampled_from([1, 2]),
     k_pre_transposed=st.booleans(),
+    with_scales=st.booleans(),
+    scale=st.sampled_from([None, 0.05, 0.2]),
 )
 
 

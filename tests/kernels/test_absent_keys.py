@@ -137,3 +137,21 @@ def test_what_whole_segments_leave_is_taken_in_two_lengths(
     call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], prior, n)
     out = segmented_attention(*call, softmax="exact", kv_segment_size=segment)
     assert_close(out, reference.segmented_attention(*call))
+
+
+@pytest.mark.parametrize("softmax", ["auto", "exact"])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("k_scale", "score"), [(2.0, 100), (4.0, 60), (0.5, -200)])
+@pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
+def test_the_cache_scale_is_not_applied_to_the_chunk(
+    dtype: Any, k_scale: float, score: float, window: int | None, softmax: str
+) -> None:
+    """One cached key of score 0 and value 1, one key of the chunk of score `score`, value 1."""
+    q, k, v = (np.zeros((1, 128, 32), dtype) for _ in range(3))
+    q[0, 0, 0], k[0, 0, 0], v[0, 0] = 1, score, 1
+    k_cache, v_cache = np.zeros((2, 1, 16, 32), dtype), np.ones((2, 1, 16, 32), dtype)
+    out = segmented_attention(
+        q, k, v, k_cache, v_cache, np.array([1], np.int32), 1, 1, scale=1.0, softmax=softmax,
+        sliding_window=window, k_scale=k_scale,
+    )  # fmt: skip
+    np.testing.assert_allclose(out[0, 0].astype(float), 1.0, rtol=1e-2)

@@ -79,7 +79,7 @@ def test_a_window_above_4096_begins_in_the_middle_of_a_block(
 ) -> None:
     window, prior = 4300, 5001
     assert window_tiles(window, 128, 64, 2) == (-34, -32, 2)
-    options = Options(window, True, None, False, 1, k_pre_transposed)
+    options = Options(window, True, None, False, 1, k_pre_transposed, True, 0.2)
     compare(
         np.random.default_rng(3), (2, 1), 128, 100, prior, 64, 32, 0.1, ml_dtypes.bfloat16, options,
         softmax=softmax,
@@ -102,7 +102,7 @@ def test_three_sections_take_turns_in_two_sets_of_tiles(
     first, end, tiles = window_tiles(window, rows, d, np.dtype(dtype).itemsize)
     assert end - first == 3 * tiles
     assert tiles > TILES_PER_FETCH
-    options = Options(window, False, None, False, 1, k_pre_transposed)
+    options = Options(window, False, None, False, 1, k_pre_transposed, True, 0.2)
     compare(
         np.random.default_rng(5), (1, 1), rows, rows, window + 100, d, 128, 0.0, dtype, options,
         softmax=softmax,
@@ -110,5 +110,5 @@ def test_three_sections_take_turns_in_two_sets_of_tiles(
 
 
 def test_a_window_wider_than_the_table_and_the_chunk_is_none() -> None:
-    options = Options(10**6, False, None, False, 1, False)
+    options = Options(10**6, False, None, False, 1, False, False, None)
     compare(np.random.default_rng(4), (1, 1), 128, 90, 600, 64, 16, 0.0, np.float32, options)

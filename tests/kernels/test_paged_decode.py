@@ -45,7 +45,6 @@ from segattn.tests.kernels.cases import (
     options=options,
     holes=st.sampled_from([0.0, 0.3, 1.0]),
     dtype=dtypes,
-    scale=st.sampled_from([None, 0.1, 1.0]),
     small_groups=st.booleans(),
 )
 def test_equals_the_reference(
@@ -60,7 +59,6 @@ def test_equals_the_reference(
     options: Options,
     holes: float,
     dtype: npt.DTypeLike,
-    scale: float | None,
     small_groups: bool,
 ) -> None:
     """Small groups: several are needed where a usual one takes all of such lengths."""
@@ -79,7 +77,6 @@ def test_equals_the_reference(
     call = (q, k_cache, paged.v_cache, paged.tables, context_lens)
     arguments = {
         "query_lens": None if all_queries else np.array(real, np.int32),
-        "scale": scale,
         **options.arguments(rng, heads[0]),
         **options.scales(rng, heads[1], dtype),
     }

@@ -3,7 +3,8 @@
 Whoever sees a cached key sees the chunk's first key, too: it stands between that key and the row.
 So the running maximum of an exact softmax is right, and finite, with this key wherever a cached one
 is absent, and their scores need no mask; their values are zero. A cached key of an earlier segment
-that all rows see does as well, which is what a skipped gather leaves.
+that all rows see does as well, which is what a skipped gather leaves. Scores of cached keys take a
+k_scale that the chunk's own do not: with a k_scale absent keys are masked instead.
 """
 
 from ...backend import nisa, nl

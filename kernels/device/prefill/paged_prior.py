@@ -116,7 +116,9 @@ class PagedPrior(nl.NKIObject):
         tiles = rows.tiles
         kv_head = keys.kv_head
         first_key: FirstKey | None = None
-        if rows.is_exact and self.k_cache.dtype == self.dtype and not self.k_pre_transposed:
+        # The chunk's key has no k_scale: with one, absent keys are masked instead.
+        has_chunk_form = self.k_cache.dtype == self.dtype and self.k_factor is None
+        if rows.is_exact and has_chunk_form and not self.k_pre_transposed:
             first_key = FirstKey(keys.k, kv_head, num_tokens)
         if self.window is not None or self.tail is None:
             if not tiles.band.sees(tiles.row_tile(0) + 1):
