@@ -13,6 +13,8 @@ class AsyncScheduler(Scheduler):
     arrives.
     """
 
+    is_async = True
+
     def _advance(self, step: Step) -> None:
         super()._advance(step)
         drafts = step.spec_token_ids

@@ -30,6 +30,8 @@ class KVCacheManager:
         self.block_pool = BlockPool(config.num_blocks, self.prefix_cache, transaction)
         self.num_owners = 0
         """Requests that own blocks."""
+        self.newly_cached: list[tuple[int, PrefixDigests]] = []
+        """Blocks cached since the list was last exchanged, with what they hold."""
         self._transaction = transaction
         # The request for which the common prefix was counted, and the count.
         self._common_prefix: tuple[Request, int] | None = None
@@ -126,7 +128,12 @@ class KVCacheManager:
             # A prompt beyond max_model_len, which the base kinds take, has blocks for a part of it.
             num_full = min(num_tokens // block_size, len(block_ids))
             if num_full > num_cached:
-                self.prefix_cache.insert(block_ids[num_cached:num_full], request.prefix, num_cached)
+                filled = block_ids[num_cached:num_full]
+                self.prefix_cache.insert(filled, request.prefix, num_cached)
+                newly_cached = self.newly_cached
+                self._transaction.record((setattr, self, "newly_cached", newly_cached))
+                entries = [(block, request.prefix) for block in filled]
+                self.newly_cached = [*newly_cached, *entries]
                 self._transaction.record(
                     (self._set_cached, request, num_cached, request.blocks_due_at)
                 )
@@ -135,6 +142,20 @@ class KVCacheManager:
             if full_at < due:
                 due = full_at
         request.blocks_due_at = due
+
+    def truncate(self, request: Request, num_blocks: int) -> None:
+        """Take all but the first `num_blocks` blocks from a request, after a failed step."""
+        block_ids = request.block_ids
+        self._record_ownership(request)
+        while self.prefix_cache is not None and request.num_cached_blocks:
+            if self.prefix_cache.block_hash[block_ids[request.num_cached_blocks - 1]] is not None:
+                break
+            request.num_cached_blocks -= 1
+        request.block_ids = block_ids[:num_blocks]
+        request.blocks_due_at = 0
+        self._common_prefix = None
+        if num_blocks < len(block_ids):
+            self.block_pool.release(block_ids[num_blocks:], 0)
 
     def free(self, request: Request) -> None:
         """Take all blocks from a request; cached ones stay findable until they are taken."""

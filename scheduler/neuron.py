@@ -192,6 +192,7 @@ class NeuronRules(AdmissionControl):
 
         self._note_refusals(refusals, num_held, not_scheduled)
         output.num_scheduled_tokens_padded = padded
+        output.step_kind = "empty" if not num_tokens else "prefill" if has_prefill else "decode"
         self.total_padding_tokens += sum(padded.values()) - num_tokens
         self._step_state = state
         self._num_consecutive_prefills = self._num_consecutive_prefills + 1 if has_prefill else 0

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+StepKind = Literal["prefill", "decode", "mixed", "empty"]
+"""What a step computes. Neuron kinds never mix; "empty" computes nothing."""
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class SchedulerOutput:
     """Requests that finished since the previous step; the runner forgets them."""
     preempted_req_ids: set[str]
     num_spec_tokens_to_schedule: int = 0
+    step_kind: StepKind = "empty"
     num_invalid_spec_tokens: dict[str, int] | None = None
     """Drafts per request for which `update_draft_token_ids_in_output` got no token."""
     num_scheduled_tokens_padded: dict[str, int] | None = None

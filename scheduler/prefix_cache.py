@@ -96,6 +96,14 @@ class PrefixCache:
             if not others[digest]:
                 del others[digest]
 
+    def forget(self, cached: Iterable[tuple[int, PrefixDigests]]) -> None:
+        """Evict those blocks that still hold what they were cached with."""
+        for prefix in [*self._unhashed.values()]:
+            self._hash_blocks_like(prefix)
+        for block, prefix in cached:
+            if self.block_hash[block] in prefix.all_digests():
+                self.evict([block])
+
     def clear(self) -> None:
         """Forget every block."""
         unhashed = self._unhashed

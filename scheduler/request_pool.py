@@ -1,17 +1,31 @@
 """The live requests of a scheduler and the queues they stand in."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
 
 from .config import SchedulerConfig
 from .errors import RequestError
 from .kv_cache_manager import KVCacheManager
+from .output import SchedulerOutput
 from .pause_state import PauseState
+from .prefix_digests import PrefixDigests
 from .request import Request, RequestStatus
 from .request_queue import RequestQueue, create_request_queue
 from .transaction import Transaction
 from .validation import check_kind, check_request
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A step that was scheduled and has not come back."""
+
+    output: SchedulerOutput
+    requests: list[Request]
+    resumed: set[str]
+    newly_cached: list[tuple[int, PrefixDigests]]
+    num_placeholders: dict[str, int]
 
 
 class RequestPool:
@@ -37,6 +51,9 @@ class RequestPool:
         self._sequence_numbers = count()
         self._pause_state = PauseState.UNPAUSED
         self._previously_scheduled: set[str] = set()
+        self._in_flight: list[InFlight] = []
+        self._preempted_before: set[str] = set()
+        self._told_anew: set[str] = set()
 
     @property
     def num_free_blocks(self) -> int:

@@ -3,9 +3,10 @@
 from .admission import Admission
 from .config import SchedulerConfig
 from .integrity import check_integrity
-from .output import SchedulerOutput
+from .output import SchedulerOutput, StepKind
 from .pause_state import PauseState
 from .request import Request, RequestStatus
+from .request_pool import InFlight
 from .request_queue import RequestQueue
 from .step import Step
 from .step_update import StepUpdate
@@ -17,6 +18,8 @@ class Scheduler(StepUpdate):
     Every decision equals vLLM 0.24's. `schedule` and `update_from_output` alternate; a step counts
     as computed when it is scheduled. A call that raises leaves every queue and block as before.
     """
+
+    is_async = False
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -51,7 +54,66 @@ class Scheduler(StepUpdate):
             # 4. The scheduled tokens count as computed from here on.
             self._advance(step)
             self._note_step(step)
+            self._note_in_flight(step, output)
             return output
+
+    def step_failed(self, scheduler_output: SchedulerOutput, error: BaseException) -> None:
+        """Take back the newest step in flight, whose execution failed with `error`.
+
+        Its requests have computed what they had before, those it admitted wait again, its blocks
+        are free and nobody finds what it should have filled. Requests that it preempted wait. The
+        next step tells the runner again what this one told: finished and preempted ids, and whole
+        block tables, as of resumed requests. ValueError, nothing changed, for another step.
+        """
+        if not self._in_flight or self._in_flight[-1].output is not scheduler_output:
+            raise ValueError("scheduler_output: must be the newest step in flight") from error
+        failed = self._in_flight.pop()
+        manager = self.kv_cache_manager
+        if manager.prefix_cache is not None:
+            manager.prefix_cache.forget(failed.newly_cached)
+        for request in reversed(failed.requests):
+            if self.requests.get(request.request_id) is request:
+                self._take_back(request, failed)
+        self.finished_req_ids |= scheduler_output.finished_req_ids
+        self._preempted_before |= scheduler_output.preempted_req_ids
+        self._previously_scheduled = set()
+
+    def _take_back(self, request: Request, failed: InFlight) -> None:
+        output, request_id = failed.output, request.request_id
+        is_new = any(new.req_id == request_id for new in output.scheduled_new_reqs)
+        is_admitted = is_new or request_id in failed.resumed
+        if request.status is RequestStatus.RUNNING:
+            request.num_computed_tokens -= output.num_scheduled_tokens[request_id]
+            request.num_output_placeholders -= failed.num_placeholders.get(request_id, 0)
+            if is_admitted:
+                self.kv_cache_manager.free(request)
+                request.num_computed_tokens = 0
+                request.spec_token_ids = []
+                request.status = RequestStatus.PREEMPTED
+                self.running.remove(request)
+                self.waiting.prepend_request(request)
+            else:
+                self._told_anew.add(request_id)
+                self.kv_cache_manager.truncate(
+                    request, len(request.block_ids) - _num_new_blocks(output, request_id)
+                )
+                known = request.num_tokens + request.num_output_placeholders
+                request.is_prefill_chunk = request.num_computed_tokens < known - 1
+        if is_new:
+            request.status = RequestStatus.WAITING
+
+    def _note_in_flight(self, step: Step, output: SchedulerOutput) -> None:
+        requests = step.running + step.admitted
+        placeholders = {
+            request.request_id: 1 + len(step.spec_token_ids.get(request.request_id, ()))
+            for request in requests
+            if self.is_async and not request.is_prefill_chunk
+        }
+        manager = self.kv_cache_manager
+        cached, manager.newly_cached = manager.newly_cached, []
+        self._preempted_before, self._told_anew = set(), set()
+        newest = InFlight(output, requests, step.resumed_req_ids.copy(), cached, placeholders)
+        self._in_flight = [*self._in_flight, newest]
 
     def waiting_reasons(self) -> dict[str, Admission]:
         """For each waiting request, in queue order, why the latest step did not admit it."""
@@ -215,12 +277,31 @@ class Scheduler(StepUpdate):
             if self.running
             else 0
         )
-        return step.make_output(
+        output = step.make_output(
             self._previously_scheduled,
             num_common_prefix_blocks,
             self.finished_req_ids,
             self.num_spec_tokens,
         )
+        output.step_kind = self._step_kind(step)
+        output.preempted_req_ids |= self._preempted_before
+        cached = output.scheduled_cached_reqs
+        for place, request_id in enumerate(cached.req_ids):
+            if request_id in self._told_anew:
+                cached.resumed_req_ids.add(request_id)
+                cached.new_block_ids[place] = (self.requests[request_id].block_ids.copy(),)
+        return output
+
+    def _step_kind(self, step: Step) -> StepKind:
+        prefills = [
+            request.num_computed_tokens < request.num_tokens - (request.num_output_tokens > 0)
+            for request in step.running + step.admitted
+        ]
+        if not prefills:
+            return "empty"
+        if all(prefills):
+            return "prefill"
+        return "mixed" if any(prefills) else "decode"
 
     def _advance(self, step: Step) -> None:
         """Count the scheduled tokens as computed."""
@@ -236,6 +317,11 @@ class Scheduler(StepUpdate):
             )
 
     def _record_step(self) -> None:
+        manager = self.kv_cache_manager
+        self._transaction.record((setattr, manager, "newly_cached", manager.newly_cached))
+        for name in ("_in_flight", "_preempted_before", "_told_anew"):
+            self._transaction.record((setattr, self, name, getattr(self, name)))
+        manager.newly_cached = []
         self._transaction.record(
             (
                 self._restore_step,
@@ -285,6 +371,14 @@ def _undo_advance(advanced: list[tuple[Request, int, bool]]) -> None:
     for request, num_computed_tokens, is_prefill_chunk in advanced:
         request.num_computed_tokens = num_computed_tokens
         request.is_prefill_chunk = is_prefill_chunk
+
+
+def _num_new_blocks(output: SchedulerOutput, request_id: str) -> int:
+    cached = output.scheduled_cached_reqs
+    if request_id in cached.resumed_req_ids:
+        return 0  # its whole table
+    blocks = cached.new_block_ids[cached.req_ids.index(request_id)]
+    return 0 if blocks is None else len(blocks[0])
 
 
 def _put_back(queue: RequestQueue, request: Request) -> None:

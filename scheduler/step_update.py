@@ -75,6 +75,10 @@ class StepUpdate(RequestPool):
                 elif new_tokens:
                     outputs.append(EngineCoreOutput(request_id, new_tokens))
             self._forget(ended)
+            self._transaction.record((setattr, self, "_in_flight", self._in_flight))
+            self._in_flight = [
+                step for step in self._in_flight if step.output is not scheduler_output
+            ]
             return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
