@@ -26,9 +26,6 @@ BENCHMARKS = {
         "benchmarks.scheduler.policies:main",
         "Neuron scheduling policies on a virtual clock, modelled times",
     ),
-    "calibration": Command(
-        "benchmarks.calibration.command:main", "the cost model against published measurements"
-    ),
 }
 
 

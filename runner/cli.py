@@ -39,7 +39,7 @@ COMMANDS = {
     "lint": Command(
         "reference.nki.lint.command:main", "check NKI kernels for removed and misused API"
     ),
-    "bench": Command("benchmarks.command:main", "benchmarks: kernels, calibration, ..."),
+    "bench": Command("benchmarks.command:main", "benchmarks: kernels, microbenchmarks, ..."),
     "trace": Command(
         "benchmarks.trace_command:main", "run a script and model every NKI kernel that it launches"
     ),

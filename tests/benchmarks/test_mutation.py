@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.mutation import command as mutation
-from segattn.benchmarks.mutation.cases import STAGES, Case, LineRecorder, Suite
-from segattn.benchmarks.mutation.command import MutantFinder, mutants_of, run_mutant
-from segattn.benchmarks.mutation.mutants import mutations_of
-from segattn.benchmarks.mutation.report import SURVIVED, report
 from segattn.scheduler.replay import replay
 from segattn.scheduler.trace import read_traces
+from segattn.tests.checks.mutation import command as mutation
+from segattn.tests.checks.mutation.cases import STAGES, Case, LineRecorder, Suite
+from segattn.tests.checks.mutation.command import MutantFinder, mutants_of, run_mutant
+from segattn.tests.checks.mutation.mutants import mutations_of
+from segattn.tests.checks.mutation.report import SURVIVED, report
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,7 +166,7 @@ from pathlib import Path
 
 import pytest
 
-from segattn.benchmarks.mutation.cases import fuzzer_runs
+from segattn.tests.checks.mutation.cases import fuzzer_runs
 
 assert fuzzer_runs(Path(sys.argv[1]), ["base"], 1)
 warning = "error::hypothesis.errors.HypothesisSideeffectWarning"

@@ -14,16 +14,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from segattn.benchmarks.peers.cases import Peer
-from segattn.benchmarks.peers.modules import numpy_dtype
-from segattn.benchmarks.peers.pytest_runs import PeerPlugin
-from segattn.benchmarks.peers.results import (
+from segattn.reference import nki
+from segattn.tests.checks.peers.cases import Peer
+from segattn.tests.checks.peers.modules import numpy_dtype
+from segattn.tests.checks.peers.pytest_runs import PeerPlugin
+from segattn.tests.checks.peers.results import (
     Comparison,
     PeerMismatchError,
     compare,
     run_kernel,
 )
-from segattn.reference import nki
 
 nl, nisa = nki.language, nki.isa
 
@@ -97,7 +97,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _peers(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "segattn.benchmarks.peers", "--nki-library", str(checkout)]
+    command = [sys.executable, "-m", "segattn.tests.checks.peers", "--nki-library", str(checkout)]
     return subprocess.run(
         [*command, *options], capture_output=True, text=True, check=False, env=dict(os.environ)
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from segattn.benchmarks.calibration import published_streams as streams
-from segattn.benchmarks.calibration.attention import _dense, dense_ns
-from segattn.benchmarks.calibration.command import ROWS, Row
 from segattn.reference.nki.cost.constants import BASE
+from segattn.tests.checks.calibration import published_streams as streams
+from segattn.tests.checks.calibration.attention import _dense, dense_ns
+from segattn.tests.checks.calibration.command import ROWS, Row
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])

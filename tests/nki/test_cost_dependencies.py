@@ -5,10 +5,10 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.dependencies import Edge, hazards
 from segattn.reference.nki.cost.overlap import Footprint, overlaps
 from segattn.reference.nki.records import Access
+from segattn.tests.checks.calibration.streams import Stream, bank, hbm, part, tile
 
 
 def touched(access: Access) -> set[tuple[int, int]]:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.dma import Transfer, transfer
 from segattn.reference.nki.records import Access, Dma
+from segattn.tests.checks.calibration.streams import Stream, bank, hbm, part, tile
 
 
 def cost(

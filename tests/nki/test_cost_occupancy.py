@@ -2,10 +2,10 @@
 
 import pytest
 
-from segattn.benchmarks.calibration.streams import Stream, bank, part, tile
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.occupancy import Occupancy, occupancy
 from segattn.reference.nki.records import Access, Engine, Instruction
+from segattn.tests.checks.calibration.streams import Stream, bank, part, tile
 
 FP32 = "float32"
 HALF = "bfloat16"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants, variant
 from segattn.reference.nki.cost.perfetto import perfetto_trace, write_perfetto
 from segattn.reference.nki.cost.result import CostResult
+from segattn.tests.checks.calibration.streams import Stream, bank, hbm, part, tile
 
 MATMUL = 512 / 2.4
 EXP = (512 + 64) / 1.2

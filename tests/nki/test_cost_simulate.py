@@ -2,10 +2,10 @@
 
 import pytest
 
-from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import CostResult
 from segattn.reference.nki.records import Access, Instruction
+from segattn.tests.checks.calibration.streams import Stream, bank, hbm, part, tile
 
 FP32 = "float32"
 ADD_512 = (512 + 64) / 0.96

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.coverage.api_data import read_stubs, since
-from segattn.benchmarks.coverage.api_pins import read_pins
-from segattn.benchmarks.coverage.command import (
+from segattn.tests.checks.coverage.api_data import read_stubs, since
+from segattn.tests.checks.coverage.api_pins import read_pins
+from segattn.tests.checks.coverage.command import (
     DOC_PATH,
     Row,
     coverage,

@@ -1,8 +1,8 @@
 """Runs unmodified third-party NKI kernels on the interpreter, against their own references.
 
-    python -m segattn.benchmarks.peers --nki-library PATH [--only NAME] [--list]
-    python -m segattn.benchmarks.peers --nki-library PATH --tests FILE [--match TEXT]
-    python -m segattn.benchmarks.peers --nki-samples PATH --neuron-sdk PATH
+    python -m segattn.tests.checks.peers --nki-library PATH [--only NAME] [--list]
+    python -m segattn.tests.checks.peers --nki-library PATH --tests FILE [--match TEXT]
+    python -m segattn.tests.checks.peers --nki-samples PATH --neuron-sdk PATH
 
 Each line is one case: kernel, case, largest difference from the reference relative to the largest
 reference value, seconds. The exit status is 1 when a case fails. Needs torch, pytest and
@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from segattn.benchmarks.peers.cases import KNOWN, PEERS, Peer
-from segattn.benchmarks.peers.examples import Example, neuron_sdk_examples, nki_samples_examples
-from segattn.benchmarks.peers.mlp import add_mlp_entry
-from segattn.benchmarks.peers.modules import add_missing_modules, bridge_upstream_faults
-from segattn.benchmarks.peers.results import Comparison, PeerResult
 from segattn.reference.nki.install import install
+from segattn.tests.checks.peers.cases import KNOWN, PEERS, Peer
+from segattn.tests.checks.peers.examples import Example, neuron_sdk_examples, nki_samples_examples
+from segattn.tests.checks.peers.mlp import add_mlp_entry
+from segattn.tests.checks.peers.modules import add_missing_modules, bridge_upstream_faults
+from segattn.tests.checks.peers.results import Comparison, PeerResult
 
 Report = Callable[[str, PeerResult], None]
 
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="segattn.benchmarks.peers",
+        prog="segattn.tests.checks.peers",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -108,7 +108,7 @@ def _run_library(root: Path, peers: list[Peer], table: _Table) -> None:
     """Run the tests that `peers` select from a checkout of nki-library."""
     import pytest
 
-    from segattn.benchmarks.peers.pytest_runs import PeerPlugin
+    from segattn.tests.checks.peers.pytest_runs import PeerPlugin
 
     bridge_upstream_faults()
     for path, message in _unparsable(root / "src"):

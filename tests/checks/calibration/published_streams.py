@@ -7,10 +7,10 @@ order, from its description; sources are in `calibration.py`.
 from collections.abc import Callable
 from functools import cache
 
-from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import CostResult
 from segattn.reference.nki.records import Access
+from segattn.tests.checks.calibration.streams import Stream, bank, hbm, part, tile
 
 FP32 = "float32"
 M, N, K = 4096, 8192, 8192

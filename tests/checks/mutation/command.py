@@ -1,6 +1,6 @@
 """Break the scheduler on purpose, once per mutant, and see whether the tests notice.
 
-`python -m segattn.benchmarks.mutation --out FOLDER` runs from the root of the repository and can be
+`python -m segattn.tests.checks.mutation --out FOLDER` runs from the repository's root and can be
 stopped and continued: verdicts are kept in FOLDER, and hold as long as the function that they are
 about stays as it is. Each mutant lives in a forked process and is judged by the cases that reach
 it (see `cases`), the fast ones first, until one fails. A mutant that passes all of them
@@ -24,10 +24,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from segattn.benchmarks.mutation.cases import STAGES, Case, Suite, load_suite, pytest_options
-from segattn.benchmarks.mutation.mutants import Mutation, mutations_of
-from segattn.benchmarks.mutation.report import SURVIVED, load_reasons, place_of, report
 from segattn.reference.extras import MissingExtraError
+from segattn.tests.checks.mutation.cases import STAGES, Case, Suite, load_suite, pytest_options
+from segattn.tests.checks.mutation.mutants import Mutation, mutations_of
+from segattn.tests.checks.mutation.report import SURVIVED, load_reasons, place_of, report
 
 try:
     import pytest
@@ -63,7 +63,7 @@ class MutantFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the mutated source, under the file name that the tests look for."""
-        origin = Path(__file__).parents[2] / "scheduler" / f"{self.module.split('.')[-1]}.py"
+        origin = Path(__file__).parents[3] / "scheduler" / f"{self.module.split('.')[-1]}.py"
         exec(compile(self.source, str(origin), "exec"), module.__dict__)
 
 
@@ -128,7 +128,7 @@ def judge(source: str, mutant: Mutant, suite: Suite, seconds: float, tell: int) 
     sys.meta_path.insert(0, MutantFinder(f"{PACKAGE}.{mutant.module}", source))
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, LEAST_SECONDS)
-        passes = import_module("segattn.benchmarks.mutation.cases").passes
+        passes = import_module("segattn.tests.checks.mutation.cases").passes
         for stage in STAGES:
             cases = suite.reaching(stage, mutant.module, mutant.mutation.place.lines, seconds)
             if "tests" in stage and cases:
@@ -180,7 +180,7 @@ def read_verdicts(path: Path) -> dict[str, dict[str, Any]]:
 
 def main(argv: Sequence[str]) -> int:
     """Command line; 0 when the run is complete, whatever survived."""
-    parser = argparse.ArgumentParser("segattn.benchmarks.mutation", description=__doc__)
+    parser = argparse.ArgumentParser("segattn.tests.checks.mutation", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for verdicts")
     parser.add_argument("--only", default="", help="modules whose names contain this")
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after this time")

@@ -1,6 +1,6 @@
 """Reads the API stubs in the public NKI documentation into `tests/data/api.json`.
 
-`python -m segattn.benchmarks.coverage.api_data STUBS` with STUBS = `nki/api/nki` of a checkout of
+`python -m segattn.tests.checks.coverage.api_data STUBS` with STUBS = `nki/api/nki` of a checkout of
 aws-neuron/aws-neuron-sdk. The result names every public function, class and constant with its
 signature, and the first NeuronCore generation that has it (`since`).
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-API_PATH = Path(__file__).resolve().parents[2] / "tests" / "data" / "api.json"
+API_PATH = Path(__file__).resolve().parents[2] / "data" / "api.json"
 MODULES = {
     "nki": "",
     "nki.isa": "isa",
@@ -131,7 +131,7 @@ def _class(node: ast.ClassDef) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Write `tests/data/api.json` from the stubs named on the command line."""
     parser = argparse.ArgumentParser(
-        prog="segattn.benchmarks.coverage.api_data", description=__doc__
+        prog="segattn.tests.checks.coverage.api_data", description=__doc__
     )
     parser.add_argument("stubs", type=Path, help="the folder nki/api/nki of aws-neuron-sdk")
     parser.add_argument("--out", type=Path, default=API_PATH)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from segattn.benchmarks.mutation.cases import STAGES
+from segattn.tests.checks.mutation.cases import STAGES
 
 SURVIVED = "survived"
 
 INTRODUCTION = """# Mutations of the scheduler
 
-`python -m segattn.benchmarks.mutation --out FOLDER`, run from the root of the repository, puts one
+`python -m segattn.tests.checks.mutation --out FOLDER`, run from the repository's root, puts one
 fault at a time into `scheduler/` (a comparison, an operator, a number, a truth value, `and`/`or`,
 `not`, or one statement removed) and sees who notices. Each mutant is imported in a process of its
 own and judged by the cases that execute its line, the fast ones first: recorded traces of vLLM,

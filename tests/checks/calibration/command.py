@@ -1,4 +1,6 @@
-"""Published measurements of Trainium against the cost model: `segattn bench calibration`.
+"""Published measurements of Trainium against the cost model.
+
+`python -m segattn.tests.checks.calibration` prints the table and ends with 1 when a row misses.
 
 Rows of kind "check" used no parameter that was tuned on them; "fit" rows set a constant; "bound"
 rows must stay below a published limit. All numbers of the model are modelled.
@@ -9,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from segattn.benchmarks.calibration import published_streams as streams
-from segattn.benchmarks.calibration.attention import causal_ns, dense_ns
-from segattn.benchmarks.calibration.streams import hbm, tile
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import CostResult
+from segattn.tests.checks.calibration import published_streams as streams
+from segattn.tests.checks.calibration.attention import causal_ns, dense_ns
+from segattn.tests.checks.calibration.streams import hbm, tile
 
 MATMUL = "NKI kernel optimisation tutorial, fp32 4096x8192x8192 on trn2"
 DMA = "NKI DMA overview, profile figures"
@@ -253,6 +255,7 @@ def table() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; 1 if a row misses its tolerance. There are no options."""
-    argparse.ArgumentParser("segattn bench calibration", description=__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser("segattn.tests.checks.calibration", description=__doc__)
+    parser.parse_args(argv)
     print(table())
     return 0 if all(row.holds for row in ROWS) else 1

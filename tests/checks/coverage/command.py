@@ -1,6 +1,6 @@
 """Which names of NKI 0.6.0 the interpreter has, and the test that pins each of them.
 
-`python -m segattn.benchmarks.coverage` writes `docs/nki_coverage.md`; `--check` only compares.
+`python -m segattn.tests.checks.coverage` writes `docs/nki_coverage.md`; `--check` only compares.
 The list of names and signatures is `tests/data/api.json` (see `api_data.py`).
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from segattn.benchmarks.coverage.api_data import API_PATH, MODULES
-from segattn.benchmarks.coverage.api_pins import Pins, read_pins
+from segattn.tests.checks.coverage.api_data import API_PATH, MODULES
+from segattn.tests.checks.coverage.api_pins import Pins, read_pins
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOC_PATH = ROOT / "docs" / "nki_coverage.md"
 TESTS_PATH = ROOT / "tests" / "nki"
 TRN3 = "v4"
@@ -166,7 +166,7 @@ def render(rows: list[Row]) -> str:
     lines = [
         "# NKI 0.6.0 coverage of the interpreter",
         "",
-        "Written by `python -m segattn.benchmarks.coverage`; a test fails when it is out of date.",
+        "Written by `python -m segattn.tests.checks.coverage`, and a test fails when it is stale.",
         "`since` is the first NeuronCore generation with the name (v3 is Trainium2). A trn3-only",
         "name raises an error that says so. The test is the most specific one that uses the name.",
         "",
@@ -208,7 +208,7 @@ def stale_rows(page: str, rows: list[Row], pins: Pins) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Write the page; with --check exit 1 when it is out of date or a signature drifts."""
-    parser = argparse.ArgumentParser(prog="segattn.benchmarks.coverage", description=__doc__)
+    parser = argparse.ArgumentParser(prog="segattn.tests.checks.coverage", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     args = parser.parse_args(argv)
     api = load_api()

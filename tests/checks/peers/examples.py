@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from segattn.benchmarks.peers.results import Comparison, PeerMismatchError, compare, run_kernel
+from segattn.tests.checks.peers.results import Comparison, PeerMismatchError, compare, run_kernel
 
 Array = npt.NDArray[Any]
 _MATMULS = (

@@ -10,16 +10,16 @@ from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from segattn.benchmarks.peers.cases import Peer
-from segattn.benchmarks.peers.modules import ALIAS_SUFFIX
-from segattn.benchmarks.peers.results import (
+from segattn.reference.extras import MissingExtraError
+from segattn.tests.checks.peers.cases import Peer
+from segattn.tests.checks.peers.modules import ALIAS_SUFFIX
+from segattn.tests.checks.peers.results import (
     Comparison,
     PeerMismatchError,
     PeerResult,
     compare,
     run_kernel,
 )
-from segattn.reference.extras import MissingExtraError
 
 try:
     import pytest

@@ -10,9 +10,9 @@ i + 1, scores of group i + 2.
 from dataclasses import dataclass, field
 from functools import cache
 
-from segattn.benchmarks.calibration.streams import Stream, bank, hbm, part, tile
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.records import Access
+from segattn.tests.checks.calibration.streams import Stream, bank, hbm, part, tile
 
 FP32 = "float32"
 HEAD_DIM = 128

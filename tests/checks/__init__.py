@@ -1,0 +1,1 @@
+"""Checks that developers run by hand: peers, coverage, mutation, calibration. Not installed."""
