@@ -10,7 +10,7 @@ import numpy as np
 from .dtypes import INTEGERS, ITEMSIZE, Array, dtype_name
 from .errors import NkiValidationError, OutOfBoundsError, OutsidePatternError, at_kernel_line
 from .regions import SBUF
-from .registers import VirtualRegister
+from .registers import RunTimeValue
 from .strided import Dynamic, Strided
 from .view import View
 
@@ -58,7 +58,7 @@ def ap(
             _check_vector(t, vector_offset, indirect_dim)
             dynamic = Dynamic(vector_offset, step, vector=True, dim=0)
         else:
-            _check_scalar(scalar_offset)
+            _check_scalar(scalar_offset, layout.on_chip)
             if layout.on_chip and indirect_dim == 0:
                 raise NkiValidationError(
                     ".ap scalar_offset with indirect_dim=0 on chip: the partition dimension "
@@ -160,13 +160,14 @@ def _rescaled(nbytes: int, itemsize: int, what: str) -> int:
     return nbytes // itemsize
 
 
-def _check_scalar(index: Any) -> None:
-    if isinstance(index, VirtualRegister):
+def _check_scalar(index: Any, on_chip: bool) -> None:
+    if isinstance(index, RunTimeValue):
+        index.check_address(".ap scalar_offset", on_chip=on_chip)
         return
     if not isinstance(index, Strided):
         raise NkiValidationError(
-            f".ap scalar_offset is {type(index).__name__}; allowed: a register or a one-element "
-            "SBUF tensor"
+            f".ap scalar_offset is {type(index).__name__}; allowed: a run-time value or a "
+            "one-element SBUF tensor"
         )
     if index.dtype not in INTEGERS:
         raise NkiValidationError(
@@ -205,8 +206,8 @@ def vector_select(t: Tensor, dim: int, vector_offset: Any) -> Tensor:
 
 
 def read_index(index: Any, instruction: str) -> int:
-    """The value of a register or a one-element tensor now."""
-    if isinstance(index, VirtualRegister):
+    """The value of a run-time value or a one-element tensor now."""
+    if isinstance(index, RunTimeValue):
         return index.value
     if not index.v.known:
         index.storage.check_written(index.v, instruction, "scalar_offset")
@@ -243,7 +244,7 @@ def row_indices(t: Strided, instruction: str) -> tuple[Array, Array]:
     dynamic = t.dynamic
     assert dynamic is not None
     tile = dynamic.index
-    assert not isinstance(tile, VirtualRegister)
+    assert not isinstance(tile, RunTimeValue)
     if not tile.v.known:
         tile.storage.check_written(tile.v, instruction, "vector_offset")
     rows = tile.v.array.reshape(tile.shape[0], -1).T.reshape(-1)

@@ -3,6 +3,10 @@
 Source: the migration guide, the release notes and the API stubs of the public documentation.
 """
 
+import difflib
+import inspect
+import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -89,7 +93,7 @@ ABSENT_OF_TENSORS = {
     "squeeze": ".squeeze_dim",
     "flatten": ".flatten_dims",
     "astype": "nisa.tensor_copy to a tile of the dtype",
-    "item": "nisa.register_load",
+    "item": "nisa.scalar_load",
     "copy": "nisa.tensor_copy to a new tile",
 }
 
@@ -131,3 +135,51 @@ DEPRECATED_KEYWORDS = {
     ("nki.isa.scalar_tensor_tensor", "dtype"): Change("ignored since 0.3.0", _CAST),
     ("nki.jit", "mode"): Change("ignored since 0.3.0", "nothing: the framework is detected"),
 }
+
+
+def short(name: str) -> str:
+    """A full name the way kernels write it: nisa.dma_copy, nl.ndarray."""
+    for full, alias in (("nki.isa", "nisa"), ("nki.language", "nl"), ("nki.collectives", "ncc")):
+        if name.startswith(full + "."):
+            return alias + name.removeprefix(full)
+    return name
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known name that a word is probably a misspelling of, "" if none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    return close[0] if close else ""
+
+
+def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name that a module does not have."""
+    full = f"{module}.{name}"
+    change = REMOVED.get(full) or HOST.get(full)
+    if change is not None:
+        return AttributeError(f"{short(full)}: {change.what}; use {change.replacement}")
+    instead = ABSENT.get(full) or closest(name, known)
+    return AttributeError(
+        f"{short(full)} is not part of NKI 0.7" + (f"; use {instead}" if instead else "")
+    )
+
+
+def missing_attribute(name: str, known: Iterable[str]) -> AttributeError:
+    """The error for an attribute that NkiTensor does not have."""
+    instead = ABSENT_OF_TENSORS.get(name) or closest(name, known)
+    return AttributeError(
+        f"NkiTensor.{name} is not part of NKI 0.7" + (f"; use {instead}" if instead else "")
+    )
+
+
+def keyword_hint(function: str, keyword: str) -> str:
+    """What to write instead of a keyword that a function does not take, "" if unknown."""
+    for (name, removed), change in REMOVED_KEYWORDS.items():
+        if removed == keyword and name.rpartition(".")[2] in ("", function):
+            return f"{change.what}; use {change.replacement}"
+    package = __name__.rpartition(".")[0]
+    for module in ("isa", "language", "collectives"):
+        found = vars(sys.modules.get(f"{package}.{module}", sys)).get(function)
+        if inspect.isfunction(found):
+            near = closest(keyword, inspect.signature(found).parameters)
+            return f"use {near}=" if near else ""
+    return ""

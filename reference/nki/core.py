@@ -33,6 +33,8 @@ class Core:
         """Instructions executed."""
         self.arenas: dict[MemoryRegion, Arena] = {}
         self.banks = BankAllocator()
+        self.hbm: list[tuple[int, int, str]] = []
+        """First byte, end and name of the HBM tensors with an explicit address."""
         self.uses: dict[MemoryRegion, list[Use]] = {SBUF: [], PSUM: []}
         self.scalar_sum = Accumulator()
         self.vector_sum = Accumulator()
@@ -41,6 +43,10 @@ class Core:
         self.switch: Callable[[], None] | None = None
         """Hands over to the other core after an instruction."""
         self.in_no_reorder = False
+        self.prepared: object | None = None
+        """The collective that was prepared and waits for its trigger."""
+        self.prepared_by: object | None = None
+        """The handle of the instruction that prepared it."""
         self.trips: Trips | None = None
         """The innermost dynamic loop that runs."""
         self.region: LoopRegion | None = None
@@ -91,6 +97,11 @@ class Core:
 
     def finish(self) -> None:
         """Checks at the end of the kernel."""
+        if self.prepared is not None:
+            raise NkiValidationError(
+                f"the kernel ends with a prepared collective ({self.prepared}) that was never "
+                "triggered"
+            )
         for region, uses in self.uses.items():
             check_capacity(region, uses)
 

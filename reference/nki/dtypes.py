@@ -22,6 +22,7 @@ NUMPY: Final[dict[str, np.dtype[Any]]] = {
     "int8": np.dtype(np.int8),
     "int16": np.dtype(np.int16),
     "int32": np.dtype(np.int32),
+    "int64": np.dtype(np.int64),
     "uint8": np.dtype(np.uint8),
     "uint16": np.dtype(np.uint16),
     "uint32": np.dtype(np.uint32),
@@ -38,7 +39,8 @@ TRN3_DTYPES: Final = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4")
 _ALIASES: Final = {"bool": "bool_", "float8e4": "float8_e4m3", "float8e5": "float8_e5m2"}
 
 FLOATS: Final = frozenset(name for name in NUMPY if "float" in name)
-INTEGERS: Final = frozenset(NUMPY) - FLOATS
+INTEGERS: Final = frozenset(NUMPY) - FLOATS - {"int64"}
+"""Integers that instructions compute with; int64 is of scalars and of tiles of one element."""
 WIDE_INTEGERS: Final = frozenset({"int32", "uint32"})
 DEVICE_ITEMSIZE: Final[dict[str, int]] = {name: dtype.itemsize for name, dtype in NUMPY.items()}
 """Bytes of an element on the device."""

@@ -9,11 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 
+from .changes import keyword_hint
+
 _HERE = str(Path(__file__).parent)
 
 
 class NkiValidationError(Exception):
     """A documented hardware or language constraint is violated."""
+
+
+class RunTimeValueError(NkiValidationError, TypeError):
+    """A value that the device computes stands where Python, or a loop, needs another kind."""
 
 
 class UninitializedReadError(NkiValidationError):
@@ -73,6 +79,11 @@ def kernel_line() -> tuple[str, int]:
     return code.co_filename, line
 
 
+def kernel_text() -> str:
+    """The source line that runs in the kernel, "" without a source file."""
+    return linecache.getline(*kernel_line())
+
+
 def called_from_kernel() -> tuple[FrameType, int]:
     """The frame of the interpreter's function that the kernel called, and the kernel's line."""
     entry = sys._getframe(1)
@@ -91,8 +102,18 @@ def assigned_name(file: str, line: int) -> str:
     return found.group(1) if found and ";" not in text else ""
 
 
+_KEYWORD = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+
+
 def locate(error: Exception) -> None:
-    """Append the kernel's line to the message of an error that does not name it."""
+    """Append the kernel's line to the message of an error that does not name it.
+
+    To a keyword that an instruction does not take, what to write instead.
+    """
+    found = _KEYWORD.search(str(error)) if type(error) is TypeError else None
+    hint = keyword_hint(*found.groups()) if found else ""
+    if hint:
+        error.args = (f"{error.args[0]}: {hint}", *error.args[1:])
     frames = error.__traceback__
     where = None
     while frames is not None:

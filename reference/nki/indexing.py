@@ -8,7 +8,7 @@ from .dtypes import INTEGERS
 from .errors import NkiValidationError, at_kernel_line
 from .nkiobject import NKIObject
 from .regions import ON_CHIP
-from .registers import VirtualRegister
+from .registers import RunTimeValue
 from .strict import violation
 from .strided import Dynamic, Strided
 
@@ -16,12 +16,12 @@ Tensor = TypeVar("Tensor", bound=Strided)
 
 
 class DynamicSlice(NKIObject):
-    """`nl.ds(start, size)`: `size` elements from `start`, an int or a register."""
+    """`nl.ds(start, size)`: `size` elements from `start`, an int or a run-time value."""
 
     __slots__ = ("size", "start")
 
-    def __init__(self, start: VirtualRegister | int, size: int) -> None:
-        self.start = start if isinstance(start, VirtualRegister) else start.__index__()
+    def __init__(self, start: RunTimeValue | int, size: int) -> None:
+        self.start = start if isinstance(start, RunTimeValue) else start.__index__()
         self.size = size.__index__()
 
     def __repr__(self) -> str:
@@ -67,11 +67,11 @@ def getitem(t: Tensor, key: Any) -> Tensor:
             if step < 1:
                 raise NkiValidationError(f"slice {k} of dimension {dim}: step {step}; allowed >= 1")
             if stop <= start:
-                return _nothing(t, key)
+                return _nothing(t, f"{first}:{last}", dim, n)
             shape.append((stop - start + step - 1) // step)
             strides.append(stride * step)
             offset += start * stride
-        elif type(k) is DynamicSlice and type(k.start) is VirtualRegister:
+        elif type(k) is DynamicSlice and isinstance(k.start, RunTimeValue):
             if not 1 <= k.size <= n:
                 raise NkiValidationError(
                     f"nl.ds(register, {k.size}) on dimension {dim} of size {n}: sizes 1..{n}"
@@ -79,12 +79,12 @@ def getitem(t: Tensor, key: Any) -> Tensor:
             dynamic = _run_time(t, dim, k.start, stride, dynamic)
             shape.append(k.size)
             strides.append(stride)
-        elif type(k) is VirtualRegister:
+        elif isinstance(k, RunTimeValue):
             dynamic = _run_time(t, dim, k, stride, dynamic)
             dropped = dim
-        elif type(k) is DynamicSlice:
+        elif type(k) is DynamicSlice and isinstance(k.start, int):
             if k.size == 0 and 0 <= k.start <= n:
-                return _nothing(t, key)
+                return _nothing(t, f"nl.ds({k.start}, 0)", dim, n)
             if k.start < 0 or k.size < 1 or k.start + k.size > n:
                 raise NkiValidationError(
                     f"nl.ds({k.start}, {k.size}) leaves dimension {dim} of size {n}"
@@ -124,8 +124,10 @@ def _run_time(t: Strided, dim: int, index: Any, stride: int, already: Dynamic | 
     if isinstance(index, Strided) and (index.size != 1 or index.dtype not in INTEGERS):
         raise NkiValidationError(
             f"dimension {dim}: a run-time index of shape {index.shape} and dtype {index.dtype}; "
-            "allowed: one integer, or a register"
+            "allowed: one integer, a register or a scalar"
         )
+    if isinstance(index, RunTimeValue):
+        index.check_address(f"index on dimension {dim}", on_chip=t.buffer in ON_CHIP)
     if already is not None:
         raise NkiValidationError(
             f"dimension {dim}: a run-time index on a view that has a run-time address already"
@@ -138,11 +140,13 @@ def _run_time(t: Strided, dim: int, index: Any, stride: int, already: Dynamic | 
     return Dynamic(index, stride, vector=False, dim=-1)
 
 
-def _nothing(t: Tensor, key: Any) -> Tensor:
+def _nothing(t: Tensor, what: str, dim: int, n: int) -> Tensor:
     """A view without elements: a core without work may make one, using it is the error."""
     return t.unusable(
         NkiValidationError(
-            f"index {key!r} of a tensor of shape {t.shape} selects nothing{at_kernel_line()}"
+            f"{what} selects nothing of dimension {dim} of {t.name!r}, whose size is {n}: a view "
+            f"has at least one element, so leave the instruction out where start == end"
+            f"{at_kernel_line()}"
         ),
     )
 
@@ -192,7 +196,7 @@ def slice_dim(t: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
 def select(t: Tensor, dim: int, index: Any) -> Tensor:
     """NkiTensor.select with a static, register or tensor index."""
     dim = _dimension(t, dim)
-    if not isinstance(index, (Strided, VirtualRegister)):
+    if not isinstance(index, (Strided, RunTimeValue)):
         if not 0 <= index < t.shape[dim]:
             raise NkiValidationError(
                 f"select(dim={dim}, index={index}): allowed is 0..{t.shape[dim] - 1}"

@@ -16,6 +16,7 @@ _SUBMODULES = (
     "dtype",
     "typing",
     "compiler",
+    "simulator",
 )
 _PACKAGE = __name__.rpartition(".")[0]
 _registered: dict[str, ModuleType] = {}

@@ -44,8 +44,8 @@ class _Stopped(BaseException):
 class CorePair:
     """The two cores of a kernel[2] launch and what they share."""
 
-    def __init__(self, arguments: list[Storage]) -> None:
-        self.cores = [_PairedCore(i, self) for i in range(2)]
+    def __init__(self, arguments: list[Storage], has_grid: bool) -> None:
+        self.cores = [_PairedCore(i, self, has_grid) for i in range(2)]
         self.turn = [threading.Semaphore(0) for _ in range(2)]
         self.done = [False, False]
         self.ended = [threading.Event() for _ in range(2)]
@@ -111,7 +111,7 @@ class CorePair:
         except _Stopped:
             pass
         except BaseException as error:  # handed to the launching thread, which raises it
-            if isinstance(error, NkiValidationError | TypeError):
+            if isinstance(error, NkiValidationError | TypeError | AttributeError):
                 locate(error)
             if self.failure is None:
                 self.failure = error
@@ -168,8 +168,8 @@ class CorePair:
 class _PairedCore(Core):
     """One of two cores."""
 
-    def __init__(self, index: int, pair: CorePair) -> None:
-        super().__init__(index, 2, has_grid=True)
+    def __init__(self, index: int, pair: CorePair, has_grid: bool) -> None:
+        super().__init__(index, 2, has_grid)
         self.pair = pair
         self.num_shared = 0
         self.sequence: dict[object, int] = {}

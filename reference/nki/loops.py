@@ -9,17 +9,18 @@ from typing import Any, SupportsIndex
 
 from . import trace
 from .core import current
-from .errors import NkiValidationError
+from .errors import NkiValidationError, RunTimeValueError
+from .isa.scalars import NkiScalar
 from .records import Access, LoopEdge
-from .registers import VirtualRegister, integer
+from .registers import RunTimeValue, VirtualRegister, integer
 from .rules.regions import enter_region
 from .strict import level, violation
 from .trips import Trips
 
 
 def _check_step(name: str, step: Any) -> int:
-    if isinstance(step, VirtualRegister) or not isinstance(step, SupportsIndex):
-        raise NkiValidationError(f"{name}: step must be a compile-time integer, got {step!r}")
+    if isinstance(step, RunTimeValue) or not isinstance(step, SupportsIndex):
+        raise RunTimeValueError(f"{name}: step must be a compile-time integer, got {step!r}")
     if step.__index__() < 1:
         raise NkiValidationError(f"{name}: step {step!r}; allowed: >= 1")
     return step.__index__()
@@ -28,7 +29,7 @@ def _check_step(name: str, step: Any) -> int:
 class _Loop:
     """A dynamic loop that runs: its edges are recorded, its trips compared.
 
-    Registers among the bounds are read.
+    Run-time values among the bounds are read.
     """
 
     def __init__(self, name: str, *bounds: object) -> None:
@@ -36,7 +37,7 @@ class _Loop:
         if self.core.in_no_reorder:
             raise NkiValidationError("a dynamic loop inside nl.no_reorder() is not supported")
         self.region = enter_region(self.core, name)
-        self._record("begin", tuple([b.access for b in bounds if isinstance(b, VirtualRegister)]))
+        self._record("begin", tuple([b.access for b in bounds if isinstance(b, RunTimeValue)]))
         self.outer = self.core.trips
         self.trips = None if level("loop_state") == "off" else Trips(name, self.outer)
 
@@ -70,19 +71,23 @@ class _Loop:
             self._record("end")
 
 
-def fori_loop(
-    lower: VirtualRegister | int,
-    upper: VirtualRegister | int,
-    body_fun: Callable[[VirtualRegister], object],
-    step: int = 1,
-) -> None:
-    """body_fun(i) for i = lower, lower + step, ... below upper; i is a read-only register."""
+Bound = int | VirtualRegister | NkiScalar
+
+
+def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], object], step: int = 1) -> None:
+    """body_fun(i) for i = lower, lower + step, ... below upper.
+
+    Bounds are integers, registers or int32 scalars. i is a read-only register when a bound is a
+    register, else an NkiScalar.
+    """
     step = _check_step("nl.fori_loop", step)
     start, stop = integer("nl.fori_loop: lower", lower), integer("nl.fori_loop: upper", upper)
+    registers = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
     with _Loop("nl.fori_loop", lower, upper) as loop:
         for i in range(start, stop, step):
             loop.next_trip()
-            if body_fun(VirtualRegister(i, frozen=True)) is not None:
+            counter = VirtualRegister(i, frozen=True) if registers else NkiScalar(i)
+            if body_fun(counter) is not None:
                 raise NkiValidationError(
                     "nl.fori_loop: the body returned a value; it must return None"
                 )
@@ -101,34 +106,19 @@ def while_loop(
 
 def _condition(register: Any) -> bool:
     if not isinstance(register, VirtualRegister):
-        raise NkiValidationError(
+        raise RunTimeValueError(
             f"nl.while_loop: the condition is {type(register).__name__}; allowed: a register "
             "(the body returns the next condition)"
         )
     return register.value != 0
 
 
-def dynamic_range(
-    start: VirtualRegister | int, stop: VirtualRegister | int | None = None, step: int = 1
-) -> Iterator[VirtualRegister]:
-    """Device loop with run-time bounds, deprecated in 0.6.0 in favour of fori_loop."""
-    violation("deprecated", "nl.dynamic_range is deprecated since 0.6.0; use nl.fori_loop")
-    step = _check_step("nl.dynamic_range", step)
-    if stop is None:
-        start, stop = 0, start
-    first, last = integer("nl.dynamic_range: start", start), integer("nl.dynamic_range: stop", stop)
-    with _Loop("nl.dynamic_range", start, stop) as loop:
-        for i in range(first, last, step):
-            loop.next_trip()
-            yield VirtualRegister(i, frozen=True)
-
-
 def _static(name: str, start: Any, stop: Any, step: Any) -> range:
     violation("deprecated", f"nl.{name} is deprecated; use range")
     for label, x in (("start", start), ("stop", stop), ("step", step)):
-        if isinstance(x, VirtualRegister):
-            raise NkiValidationError(
-                f"nl.{name}: {label} is a register; use nl.fori_loop for run-time bounds"
+        if isinstance(x, RunTimeValue):
+            raise RunTimeValueError(
+                f"nl.{name}: {label} is {x.what}; use nl.fori_loop for run-time bounds"
             )
     return range(start) if stop is None else range(start, stop, step)
 

@@ -1,43 +1,38 @@
-"""Virtual registers: 32-bit scalars of an engine's sequencer, whose values exist on the device."""
+"""Integers that only the device has: virtual registers, and what all run-time values share."""
 
 from __future__ import annotations
 
-import ast
-import linecache
-import sys
-from functools import lru_cache
 from typing import Any, Final, NoReturn, SupportsIndex
 
 from .core import current
-from .errors import NkiValidationError, UninitializedReadError, at_kernel_line
+from .errors import RunTimeValueError, UninitializedReadError, at_kernel_line, kernel_text
 from .nkiobject import NKIObject
 from .records import Access
 from .serial import new_serial
-from .strict import level, violation
-from .trips import Trips
+from .strict import violation
 
 _INSTEAD: Final = (
-    "a register has no value while the kernel is compiled; it may bound nl.fori_loop, be the "
-    "condition of nl.while_loop, address tensors (t[..., register], .select, nl.ds, "
-    ".ap(scalar_offset=...)), be the offset of nisa.iota and nisa.affine_select, and go through "
-    "nisa.register_move and register_store"
+    "it has no value while the kernel is compiled; it may bound nl.fori_loop, address tensors "
+    "(t[..., value], .select, nl.ds, .ap(scalar_offset=...)) and be the offset of nisa.iota and "
+    "nisa.affine_select"
 )
 
 
-class VirtualRegister(NKIObject):
-    """A 32-bit register; `state` None means not initialised, `frozen` a loop's induction value."""
+class RunTimeValue(NKIObject):
+    """An integer that exists on the device only; Python must not need its value."""
 
-    __slots__ = ("_access", "born", "frozen", "state")
+    __slots__ = ("_access", "born", "state")
 
-    def __init__(self, state: int | None = None, frozen: bool = False) -> None:
-        self.state = None if state is None else _wrap(state)
-        self.frozen = frozen
+    what = "a run-time value"
+
+    def __init__(self, state: int | None) -> None:
+        self.state = state
         self.born = new_serial()
         self._access: Access | None = None
 
     @property
     def access(self) -> Access:
-        """The register as the trace records it."""
+        """The value as the trace records it."""
         if self._access is None:
             self._access = Access(self.born, "register", "int32", 4, 0, 0, (1,), (4,))
         return self._access
@@ -51,6 +46,38 @@ class VirtualRegister(NKIObject):
             )
         return self.state
 
+    def check_address(self, label: str, *, on_chip: bool) -> None:
+        """Whether the value may be a loop bound or an address; NkiValidationError if not."""
+
+    def __index__(self) -> NoReturn:
+        use = "where Python needs an integer (int(), float(), a slice bound, a shape, a list index)"
+        instead = ""
+        if "range(" in kernel_text():
+            use, instead = "as a bound of range()", "write nl.fori_loop(lower, upper, body); "
+        raise RunTimeValueError(f"{self.what} {use}; {instead}{_INSTEAD}{at_kernel_line()}")
+
+    __int__ = __float__ = __index__
+
+    def __bool__(self) -> NoReturn:
+        instead = "nl.fori_loop(0, flag, body) runs its body when a 0/1 flag is set"
+        if kernel_text().lstrip().startswith("while "):
+            instead = "write nl.while_loop(init, body), whose body returns the next condition"
+        raise RunTimeValueError(
+            f"{self.what} as a Python condition; {instead}; {_INSTEAD}{at_kernel_line()}"
+        )
+
+
+class VirtualRegister(RunTimeValue):
+    """A 32-bit register; `state` None means not initialised, `frozen` a loop's induction value."""
+
+    __slots__ = ("frozen",)
+
+    what = "a register"
+
+    def __init__(self, state: int | None = None, frozen: bool = False) -> None:
+        super().__init__(None if state is None else wrap(state, 32))
+        self.frozen = frozen
+
     def set(self, value: int, instruction: str) -> None:
         """Assign.
 
@@ -58,43 +85,22 @@ class VirtualRegister(NKIObject):
         that a nested loop carries from trip to trip (it does not compile, known issue of 0.4.0).
         """
         if self.frozen:
-            raise NkiValidationError(
+            raise RunTimeValueError(
                 f"{instruction}: dst is the induction register of a loop, which is read only; "
                 "copy it with register_alloc and register_move first"
             )
         trips = current().trips
-        if trips is not None and trips.carries(self, self.born):
+        if trips is not None and trips.carries(self.born):
             violation(
                 "loop_state",
                 f"{instruction}: a register from outside of a nested dynamic loop ({trips.loop}) "
                 "is written in it, which does not compile; keep the value in a [1, 1] tile in "
                 "SBUF, or unroll the outer loop with range",
             )
-        self.state = _wrap(value)
+        self.state = wrap(value, 32)
 
     def __repr__(self) -> str:
         return f"VirtualRegister({self.state})"
-
-    def __index__(self) -> NoReturn:
-        raise NkiValidationError(
-            f"a register is used where Python needs an integer (int(), float(), range(), a slice "
-            f"bound, a shape, a list index, an immediate); {_INSTEAD}{at_kernel_line()}"
-        )
-
-    __int__ = __float__ = __index__
-
-    def __bool__(self) -> bool:
-        """A bare `while register:` runs on the device; every other condition is an error."""
-        frame = sys._getframe(1)
-        if frame.f_lineno in _register_loops(frame.f_code.co_filename):
-            violation(
-                "deprecated", "while on a register is deprecated since 0.6.0; use nl.while_loop"
-            )
-            _follow_while(self, self.value != 0)
-            return self.value != 0
-        raise NkiValidationError(
-            f"a register is used as a Python condition; {_INSTEAD}{at_kernel_line()}"
-        )
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (SupportsIndex, float)):
@@ -104,10 +110,10 @@ class VirtualRegister(NKIObject):
     __hash__ = NKIObject.__hash__
 
     def _no_operator(self, *_: Any) -> NoReturn:
-        raise NkiValidationError(
-            f"registers have no Python operators (arithmetic, comparisons); compute in an SBUF "
-            f"tile and nisa.register_load the result, or put constants in .ap(offset=...); "
-            f"{_INSTEAD}{at_kernel_line()}"
+        raise RunTimeValueError(
+            f"registers have no Python operators (arithmetic, comparisons); nisa.scalar_load gives "
+            f"a value with +, - and *, .ap(offset=...) adds a constant; {_INSTEAD}"
+            f"{at_kernel_line()}"
         )
 
     __lt__ = __le__ = __gt__ = __ge__ = _no_operator
@@ -118,45 +124,20 @@ class VirtualRegister(NKIObject):
     )
 
 
-def integer(label: str, x: Any) -> int:
-    """The value of an integer or register operand; NkiValidationError for anything else."""
-    if isinstance(x, VirtualRegister):
+def integer(label: str, x: object) -> int:
+    """The value of an integer, register or int32 scalar operand; NkiValidationError otherwise."""
+    if isinstance(x, RunTimeValue):
+        x.check_address(label, on_chip=True)
         return x.value
     if not isinstance(x, SupportsIndex):
-        raise NkiValidationError(
-            f"{label} is {type(x).__name__}; allowed: an int or a register (load a tensor element "
-            "with nisa.register_load)"
+        raise RunTimeValueError(
+            f"{label} is {type(x).__name__}; allowed: an int, a register or an int32 scalar (load "
+            "a tensor element with nisa.scalar_load)"
         )
     return x.__index__()
 
 
-def _follow_while(register: VirtualRegister, again: bool) -> None:
-    """A bare `while register:` is about to run its body, or ends."""
-    core = current()
-    trips = core.trips
-    if trips is None or trips.condition is not register:
-        if not again or level("loop_state") == "off":
-            return
-        trips = core.trips = Trips("while register", trips, register)
-    if again:
-        trips.begin_trip()
-    else:
-        core.trips = trips.outer
-        trips.end()
-
-
-@lru_cache(maxsize=256)
-def _register_loops(file: str) -> frozenset[int]:
-    """The lines on which a `while` tests one value and nothing else."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return frozenset()
-    bare = ast.Name | ast.Attribute | ast.Subscript
-    loops = (n for n in ast.walk(tree) if isinstance(n, ast.While) and isinstance(n.test, bare))
-    return frozenset(loop.test.lineno for loop in loops)
-
-
-def _wrap(value: int) -> int:
-    """The low 32 bits as a signed integer."""
-    return (int(value) + 2**31) % 2**32 - 2**31
+def wrap(value: int, bits: int) -> int:
+    """The low bits as a signed integer."""
+    half = 1 << (bits - 1)
+    return (value + half) % (2 * half) - half

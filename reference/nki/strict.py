@@ -41,7 +41,7 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
     "operand_overlap": "error",
     # a dynamic loop whose body Python state makes differ between trips: it is traced once
     "loop_state": "error",
-    # a slice that ends outside its dimension: NumPy clips it, the open KLR front end refuses it
+    # a slice that ends outside its dimension, which NumPy would clip
     "slice_bounds": "error",
     # a list, dict, set or name outside of a kernel that its launch changes
     "purity": "error",

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Self
 
 from .nkiobject import NKIObject
 from .regions import MemoryRegion
-from .registers import VirtualRegister
+from .registers import RunTimeValue
 from .storage import Storage
 from .view import View
 
@@ -14,15 +14,14 @@ from .view import View
 class Dynamic:
     """A run-time address: `index * step` elements are added to the view's offset.
 
-    `index` is a register or a one-element SBUF tensor (scalar), or with `vector` an SBUF tensor
-    with one index per row of dimension 0. `dim` is the view dimension that took part, -1 none.
+    `index` is a run-time value or a one-element SBUF tensor (scalar), or with `vector` an SBUF
+    tensor with one index per row of dimension 0. `dim` is the view dimension that took part, -1
+    none.
     """
 
     __slots__ = ("dim", "index", "step", "vector")
 
-    def __init__(
-        self, index: VirtualRegister | Strided, step: int, *, vector: bool, dim: int
-    ) -> None:
+    def __init__(self, index: RunTimeValue | Strided, step: int, *, vector: bool, dim: int) -> None:
         self.index = index
         self.step = step
         self.vector = vector

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn, SupportsFloat
 
 from . import access_pattern, indexing, views
+from .changes import missing_attribute
 from .dtypes import ITEMSIZE, Array, dtype_name
 from .errors import NkiValidationError, at_kernel_line
 from .layout import row_major
 from .records import Access
 from .regions import SBUF, MemoryRegion
-from .registers import VirtualRegister
+from .registers import RunTimeValue
 from .storage import Storage
 from .strided import Dynamic, Strided
 from .view import View
@@ -35,11 +36,17 @@ class NkiTensor(Strided):
         storage: Any,
         buffer: MemoryRegion | str = SBUF,
         name: str = "",
+        address: tuple[int, ...] | None = None,
     ) -> None:
         if not isinstance(storage, Storage):
             raise NkiValidationError(
                 f"NkiTensor needs a storage handle, got {type(storage).__name__}; "
                 "allocate tensors with nl.ndarray"
+            )
+        if address is not None:
+            raise NkiValidationError(
+                f"NkiTensor: address {address} with a storage, which has its own; allocate a "
+                "tensor at an address with nl.ndarray"
             )
         dtype = dtype_name(dtype)
         shape = tuple(int(n) for n in shape)
@@ -94,6 +101,9 @@ class NkiTensor(Strided):
     def __getitem__(self, key: Any) -> NkiTensor:
         return indexing.getitem(self, key)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise missing_attribute(name, [n for n in dir(type(self)) if not n.startswith("_")])
+
     def __setitem__(self, key: Any, value: Any) -> None:
         NkiTensor.assign(indexing.getitem(self, key), value)
 
@@ -126,7 +136,7 @@ class NkiTensor(Strided):
         return True
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, (NkiTensor, VirtualRegister, SupportsFloat)) and other is not self:
+        if isinstance(other, (NkiTensor, RunTimeValue, SupportsFloat)) and other is not self:
             self._no_operator()
         return other is self
 
@@ -196,7 +206,7 @@ class NkiTensor(Strided):
         self,
         pattern: Sequence[Sequence[int]],
         offset: int | None = None,
-        scalar_offset: NkiTensor | VirtualRegister | None = None,
+        scalar_offset: NkiTensor | RunTimeValue | None = None,
         vector_offset: NkiTensor | None = None,
         indirect_dim: int = 0,
         dtype: str | None = None,

@@ -79,17 +79,13 @@ class Trips:
     """The trips of one running dynamic loop."""
 
     __slots__ = (
-        "adds", "after", "back", "born", "condition", "first", "local", "loop", "made", "names",
+        "adds", "after", "back", "born", "first", "local", "loop", "made", "names",
         "number", "outer", "replaced", "reported", "start", "written",
     )  # fmt: skip
 
-    def __init__(
-        self, loop: str, outer: Trips | None = None, condition: object | None = None
-    ) -> None:
+    def __init__(self, loop: str, outer: Trips | None = None) -> None:
         self.loop = loop
         self.outer = outer
-        self.condition = condition
-        """The register of a bare `while register:`."""
         self.born = new_serial()
         self.first: list[Step] = []
         """The instructions of the first trip."""
@@ -133,10 +129,9 @@ class Trips:
         for storage, view, origin in self.replaced:
             storage.forget_written(view, np.ones(view.layout.shape, np.bool_), origin)
 
-    def carries(self, register: object, born: int) -> bool:
-        """Whether a write of the register is carried from trip to trip of a nested loop."""
-        nested = self.outer is not None and born < self.born
-        return nested and register is not self.condition
+    def carries(self, born: int) -> bool:
+        """Whether a write of a register is carried from trip to trip of a nested loop."""
+        return self.outer is not None and born < self.born
 
     def inferred(self, adds: bool | None) -> None:
         """A matmul with accumulate=None is about to run; whether it adds (None: to a part)."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from segattn.tests.checks.coverage.api_data import read_stubs, since
 from segattn.tests.checks.coverage.api_pins import read_pins
 from segattn.tests.checks.coverage.command import (
     DOC_PATH,
@@ -18,31 +17,6 @@ from segattn.tests.checks.coverage.command import (
     render,
     stale_rows,
 )
-
-STUB = '''
-"""Module."""
-wide: DType = ...
-r"""4x packed elements, custom data type for nki.isa.nc_matmul_mx on NeuronCore-v4"""
-plain: DType = ...
-r"""8-bit number"""
-
-class mode(Enum):
-    r"""Modes."""
-    fast = 1
-    r"""Fast"""
-
-class Box(NKIObject):
-    size: int = ...
-    def grow(self, by=1, *others):
-        r"""Available on NeuronCore-v4 (Trn3) and later."""
-    @property
-    def full(self) -> bool: ...
-
-def copy(dst, src=None, mode=mode.fast, **extra):
-    r"""Available only on NeuronCore-v3 and newer.
-
-    On NeuronCore-v4 and later, ``dst`` supports indirection."""
-'''
 
 
 def test_every_signature_that_exists_is_the_documented_one() -> None:
@@ -88,44 +62,6 @@ def test_the_names_that_only_trn3_has_are_those_the_documentation_marks() -> Non
         "nki.language.float8_e4m3fn_x4",
         "nki.language.float4_e2m1fn_x4",
     }
-
-
-@pytest.mark.parametrize(
-    ("docstring", "generation"),
-    [
-        ("Available only on NeuronCore-v4 and newer.", "v4"),
-        ("Available on NeuronCore-v4 (Trn3) and later.", "v4"),
-        ("Available only on NeuronCore-v3 or newer.", "v3"),
-        ("- Supported arch versions: NeuronCore-v3+.", "v3"),
-        ("priority 0-3 (NeuronCore-v4+ only)", "v2"),
-        ("On NeuronCore-v4 and later, dst supports tensor indirection", "v2"),
-    ],
-)
-def test_since_is_the_generation_named_for_the_whole_entry(docstring: str, generation: str) -> None:
-    assert since(docstring) == generation
-
-
-def test_stubs_are_read_with_signatures_values_and_generations(tmp_path: Path) -> None:
-    for folder in ("", "isa", "language", "collectives"):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "__init__.py").write_text(STUB)
-    module = read_stubs(tmp_path)["modules"]["nki.isa"]
-    assert {name: entry["since"] for name, entry in module["constants"].items()} == {
-        "wide": "v4",
-        "plain": "v2",
-    }
-    copy = module["functions"]["copy"]
-    assert copy["since"] == "v3"
-    assert [(p["name"], p["kind"], p["default"]) for p in copy["params"]] == [
-        ("dst", "positional_or_keyword", None),
-        ("src", "positional_or_keyword", "None"),
-        ("mode", "positional_or_keyword", "mode.fast"),
-        ("extra", "var_keyword", None),
-    ]
-    assert module["classes"]["mode"]["enum_members"] == {"fast": 1}
-    box = module["classes"]["Box"]
-    assert box["attributes"] == ["size", "full"]
-    assert box["methods"]["grow"]["since"] == "v4"
 
 
 def test_a_changed_parameter_or_default_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_legal_copies_pass(body: Any) -> None:
             "exclude each other",
         ),
         (lambda x, i: x.ap([[8, 8]], scalar_offset=nl.load(i)), "one element in SBUF"),
-        (lambda x, i: x.ap([[8, 8]], scalar_offset=3), "a register or a one-element"),
+        (lambda x, i: x.ap([[8, 8]], scalar_offset=3), "a run-time value or a one-element"),
         (
             lambda x, i: _tile(8, 8).ap([[8, 8], [1, 8]], scalar_offset=nisa.register_alloc(0)),
             "the partition dimension cannot be dynamic",

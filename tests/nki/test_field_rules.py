@@ -86,13 +86,6 @@ def test_a_line_warns_once_per_launch() -> None:
         assert len(seen) == 1
 
 
-def test_a_loop_on_one_core_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = next(case for case in CASES if case.rule == "nested_loops")
-    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    with pytest.raises(nki.NkiValidationError, match=r"launch on 1 core .*NCC_IXGM002"):
-        launch(case, bad=False)
-
-
 def test_error_codes_are_explained() -> None:
     assert [row.name for row in explain("NCC_IBIR092")] == ["loop_psum"]
     command = [sys.executable, "-m", "segattn.reference.nki.rules"]

@@ -71,7 +71,7 @@ def test_a_constant_is_a_float32(fill: Any) -> None:
             lambda d, x: nisa.range_select(
                 d, x, nl.greater, nl.less, x[:, 0:1], x[:, 1:2], range_start=1.5
             ),
-            "range_start is float; allowed: an int or a register",
+            "range_start is float; allowed: an int, a register",
         ),
     ],
 )

@@ -143,11 +143,6 @@ def test_the_target_and_its_names() -> None:
     assert nisa.get_nc_version() == nisa.nc_version.gen3
     assert nisa.nc_version.gen2 < nisa.get_nc_version() < nisa.nc_version.gen4
     assert nisa.get_nc_sub_version() in (0, 1)
-    assert nisa.tensor_engine is nisa.engine.tensor
-    assert nisa.vector_engine is nisa.engine.vector
-    assert nisa.scalar_engine is nisa.engine.scalar
-    assert nisa.gpsimd_engine is nisa.engine.gpsimd
-    assert nisa.unknown_engine is nisa.engine.unknown
     assert len({nisa.dge_mode.unknown, nisa.dge_mode.none}) == 2
     assert len({nisa.reduce_cmd.idle, nisa.reduce_cmd.reset}) == 2
     assert issubclass(nisa.NkiValidationError, Exception)

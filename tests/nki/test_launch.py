@@ -89,21 +89,34 @@ def test_the_state_of_a_failed_launch_does_not_leak_into_the_next() -> None:
     np.testing.assert_array_equal(double_kernel(x), 2 * x)
 
 
-def test_deprecated_loops_still_run_and_can_be_reported() -> None:
+def test_static_ranges_still_run_and_can_be_reported() -> None:
     @nki.jit
     def kernel() -> Any:
-        dynamic = [i.state for i in nl.dynamic_range(1, nisa.register_alloc(6), 2)]
-        return dynamic, list(nl.affine_range(3)), list(nl.sequential_range(1, 3))
+        affine = list(nl.affine_range(3))
+        return affine, list(nl.sequential_range(1, 3)), list(nl.static_range(4, 0, -2))
 
-    assert kernel() == ([1, 3, 5], [0, 1, 2], [1, 2])
+    assert kernel() == ([0, 1, 2], [1, 2], [4, 2])
     with nki.strict(deprecated="warn"), pytest.warns(NkiWarning) as caught:
         kernel()
     messages = [str(w.message) for w in caught]
     assert [text.partition(" is")[0] for text in messages] == [
-        "nl.dynamic_range",
         "nl.affine_range",
         "nl.sequential_range",
+        "nl.static_range",
     ]
+
+
+def test_a_line_warns_once_per_rule_and_launch() -> None:
+    @nki.jit
+    def kernel() -> None:
+        for _ in range(3):
+            list(nl.affine_range(3))
+
+    with nki.strict(deprecated="warn"):
+        for _ in range(2):
+            with pytest.warns(NkiWarning) as caught:
+                kernel()
+            assert len(caught) == 1
 
 
 def test_a_breakpoint_stops_in_the_kernel_where_tiles_show_their_values(

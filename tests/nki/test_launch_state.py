@@ -93,7 +93,7 @@ def test_a_misspelt_keyword_is_reported_with_the_line() -> None:
     def kernel() -> None:
         nisa.memset(nl.ndarray((2, 2), dtype=nl.float32), 0.0, engin=1)
 
-    with pytest.raises(TypeError, match=r"'engin' \(at .*test_launch_state.py:\d+\)"):
+    with pytest.raises(TypeError, match=r"'engin': use engine= \(at .*test_launch_state.py:\d+\)"):
         kernel()
 
 

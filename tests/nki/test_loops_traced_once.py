@@ -129,16 +129,6 @@ def _run(body: Body, loop: str) -> Any:
         }  # fmt: skip
         if loop == "fori":
             nl.fori_loop(0, TRIPS, lambda i: body(tiles[0], state))
-        elif loop == "range":
-            for _ in nl.dynamic_range(TRIPS):
-                body(tiles[0], state)
-        elif loop == "bare":
-            count, one = nl.full((1, 1), TRIPS, dtype=nl.int32), nl.ones((1, 1), dtype=nl.int32)
-            register = nisa.register_alloc(TRIPS)
-            while register:
-                body(tiles[0], state)
-                nisa.tensor_tensor(count, count, one, nl.subtract)
-                nisa.register_load(register, count)
         else:
             count, one = nl.full((1, 1), TRIPS, dtype=nl.int32), nl.ones((1, 1), dtype=nl.int32)
 
@@ -157,7 +147,7 @@ def _run(body: Body, loop: str) -> Any:
     return kernel(np.zeros((4, 4), np.float32))
 
 
-@pytest.mark.parametrize("loop", ["fori", "range", "while", "bare"])
+@pytest.mark.parametrize("loop", ["fori", "while"])
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -177,8 +167,7 @@ def _run(body: Body, loop: str) -> Any:
 def test_python_state_that_changes_a_later_trip_is_refused(
     body: Body, text: str, loop: str
 ) -> None:
-    name = {"fori": "nl.fori_loop", "range": "nl.dynamic_range", "while": "nl.while_loop"}
-    where = name.get(loop, "while register")
+    where = {"fori": "nl.fori_loop", "while": "nl.while_loop"}[loop]
     with pytest.raises(NkiValidationError, match=rf"{where}: {text}.*\[rule loop_state\]") as e:
         _run(body, loop)
     assert "test_loops_traced_once.py:" in str(e.value)
@@ -211,7 +200,7 @@ def _ring(t: Any, s: dict[str, Any]) -> None:
     nisa.tensor_scalar(t, scratch, nl.add, 1.0)
 
 
-@pytest.mark.parametrize("loop", ["fori", "range", "while", "bare"])
+@pytest.mark.parametrize("loop", ["fori", "while"])
 @pytest.mark.parametrize("body", [_same_again, _ring])
 def test_a_body_whose_trips_are_the_same_program_passes(body: Body, loop: str) -> None:
     got = _run(body, loop)

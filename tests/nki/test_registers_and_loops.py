@@ -34,7 +34,7 @@ def test_fori_loop_counts_with_run_time_bounds_and_a_step() -> None:
 def test_the_induction_register_is_read_only() -> None:
     @nki.jit
     def kernel() -> None:
-        nl.fori_loop(0, 2, lambda i: nisa.register_move(i, 5))
+        nl.fori_loop(0, nisa.register_alloc(2), lambda i: nisa.register_move(i, 5))
 
     with pytest.raises(NkiValidationError, match="the induction register of a loop"):
         kernel()

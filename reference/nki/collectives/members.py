@@ -10,6 +10,7 @@ from .. import trace
 from ..core import current
 from ..dtypes import Array
 from ..errors import NkiValidationError
+from ..isa.enums import NkiInstruction
 from ..isa.execute import account, handed_over, put, raw
 from ..lnc import _PairedCore
 from ..nkiobject import NKIObject
@@ -127,9 +128,12 @@ def run(
     srcs: Sequence[NkiTensor],
     dsts: Sequence[NkiTensor],
     deliver: Deliver,
-    others: Sequence[NkiTensor] = (),
-) -> None:
-    """Exchange copies of `srcs` (and `others`) within the group, then `deliver` the values.
+    metadata: NkiTensor | None = None,
+    table: Array | None = None,
+) -> NkiInstruction:
+    """Exchange copies of `srcs` (and of the metadata) within the group, then `deliver` the values.
+
+    `table` is what the metadata held when the collective was prepared, None to read it now.
 
     `deliver` gets the arrays of every rank of the group in group order. With two cores per rank,
     shared HBM is exchanged once and both cores wait for it; SBUF and private HBM per core.
@@ -137,11 +141,13 @@ def run(
     me = member.instruction
     core = current()
     paired = isinstance(core, _PairedCore)
+    others = () if metadata is None else (metadata,)
     shared = all(t.buffer is SHARED_HBM for t in (*srcs, *dsts, *others))
     if isinstance(core, _PairedCore):
         core.rendezvous(me, "begin", None)
     if not (paired and shared) or core.index == 0:
-        posted = [raw(t, me, "srcs").copy() for t in (*srcs, *others)]
+        posted = [raw(t, me, "srcs").copy() for t in srcs]
+        posted += [raw(t, me, "metadata_tensor").copy() if table is None else table for t in others]
         kind = f"{me} on core {core.index}" if paired and not shared else me
         deliver(_exchange(member, kind, posted))
     if isinstance(core, _PairedCore):
@@ -150,7 +156,7 @@ def run(
     if trace.active is not None:
         reads = tuple([t.access for t in srcs])
         trace.active.dma(me, core.index, tuple([t.access for t in dsts]), reads)
-    handed_over(number)
+    return handed_over(number)
 
 
 def _exchange(member: Member, kind: str, posted: list[Array]) -> list[list[Array]]:

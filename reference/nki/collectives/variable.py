@@ -1,4 +1,4 @@
-"""Collectives whose sizes are known at run time: all_gather_v and all_to_all_v.
+"""Collectives whose sizes are known at run time: all_gather_v and all_to_all_v, also in two steps.
 
 The metadata tensor has one column per rank of the group. Rows: send counts, send displacements,
 received counts (written unless `recv_counts_known`), all in elements.
@@ -6,6 +6,7 @@ received counts (written unless `recv_counts_known`), all in elements.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import numpy as np
 from ..core import current
 from ..dtypes import Array
 from ..errors import NkiValidationError
-from ..isa.execute import put, raw
+from ..isa.enums import NkiInstruction
+from ..isa.execute import account, handed_over, put, raw
 from ..tensor import NkiTensor
 from .members import (
     Member,
@@ -28,6 +30,22 @@ _ROWS = 3
 _GATHER_RANKS = 4
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A checked call: what it moves, and `table`, the metadata when it was prepared."""
+
+    member: Member
+    srcs: list[NkiTensor]
+    dsts: list[NkiTensor]
+    metadata: NkiTensor
+    recv_counts_known: bool
+    same_for_all: bool
+    table: Array | None = None
+
+    def __str__(self) -> str:
+        return self.member.instruction
+
+
 def all_gather_v(
     srcs: list[NkiTensor],
     dsts: list[NkiTensor],
@@ -37,18 +55,37 @@ def all_gather_v(
     has_rdispls: bool = False,
     priority: int | None = None,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """Every rank gets the chunk that each rank names in column 0, in equal slots of dst."""
     member = join("ncc.all_gather_v", replica_group)
-    if member.size != _GATHER_RANKS:
-        raise NkiValidationError(
-            f"{member.instruction}: {member.size} ranks in the group; allowed: {_GATHER_RANKS}"
-        )
-    if current().num_cores != 2:
-        raise NkiValidationError(f"{member.instruction}: needs LNC=2; launch kernel[2](...)")
-    if has_rdispls:
-        raise NkiValidationError(f"{member.instruction}: has_rdispls=True is not supported")
-    _run(member, srcs, dsts, metadata_tensor, recv_counts_known, priority, same_for_all=True)
+    return _move(
+        _gather(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
+    )
+
+
+def all_gather_v_prepare(
+    srcs: list[NkiTensor],
+    dsts: list[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Read the metadata of an all_gather_v; `all_gather_v_trigger` moves the data.
+
+    One collective can be prepared at a time.
+    """
+    member = join("ncc.all_gather_v_prepare", replica_group)
+    return _prepare(
+        _gather(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
+    )
+
+
+def all_gather_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
+    """Move the data of the all_gather_v that was prepared."""
+    return _trigger("ncc.all_gather_v_trigger", prepare_instr, same_for_all=True)
 
 
 def all_to_all_v(
@@ -60,35 +97,119 @@ def all_to_all_v(
     has_rdispls: bool = False,
     priority: int | None = None,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """Every rank sends to each rank the chunk that the metadata names, into equal slots of dst."""
     member = join("ncc.all_to_all_v", replica_group)
-    if has_rdispls:
-        raise NkiValidationError(f"{member.instruction}: has_rdispls=True exists on trn3 only")
-    _run(member, srcs, dsts, metadata_tensor, recv_counts_known, priority, same_for_all=False)
+    return _move(
+        _exchange(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
+    )
 
 
-def _run(
+def all_to_all_v_prepare(
+    srcs: list[NkiTensor],
+    dsts: list[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Read the metadata of an all_to_all_v; `all_to_all_v_trigger` moves the data.
+
+    One collective can be prepared at a time.
+    """
+    member = join("ncc.all_to_all_v_prepare", replica_group)
+    return _prepare(
+        _exchange(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
+    )
+
+
+def all_to_all_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
+    """Move the data of the all_to_all_v that was prepared."""
+    return _trigger("ncc.all_to_all_v_trigger", prepare_instr, same_for_all=False)
+
+
+def _gather(
     member: Member,
     srcs: Any,
     dsts: Any,
     metadata: Any,
     recv_counts_known: bool,
+    has_rdispls: bool,
     priority: Any,
-    *,
-    same_for_all: bool,
-) -> None:
+) -> _Call:
+    if member.size != _GATHER_RANKS:
+        raise NkiValidationError(
+            f"{member.instruction}: {member.size} ranks in the group; allowed: {_GATHER_RANKS}"
+        )
+    if current().num_cores != 2:
+        raise NkiValidationError(f"{member.instruction}: needs LNC=2; launch kernel[2](...)")
+    if has_rdispls:
+        raise NkiValidationError(f"{member.instruction}: has_rdispls=True is not supported")
+    return _checked(_Call(member, srcs, dsts, metadata, recv_counts_known, True), priority)
+
+
+def _exchange(
+    member: Member,
+    srcs: Any,
+    dsts: Any,
+    metadata: Any,
+    recv_counts_known: bool,
+    has_rdispls: bool,
+    priority: Any,
+) -> _Call:
+    if has_rdispls:
+        raise NkiValidationError(
+            f"{member.instruction}: has_rdispls=True goes with groups of several nodes, which do "
+            "not exist here"
+        )
+    return _checked(_Call(member, srcs, dsts, metadata, recv_counts_known, False), priority)
+
+
+def _checked(call: _Call, priority: Any) -> _Call:
+    check_no_priority(str(call), priority)
+    check_tensors(str(call), call.srcs, call.dsts, coalesced=False)
+    _check_metadata(call.member, call.metadata)
+    return call
+
+
+def _prepare(call: _Call) -> NkiInstruction:
+    """Read the metadata and keep the call in the core's one slot."""
+    core = current()
+    if core.prepared is not None:
+        raise NkiValidationError(
+            f"{call}: {core.prepared} is prepared already; trigger it first, there is one slot"
+        )
+    core.prepared = replace(call, table=raw_metadata(call.metadata, str(call), call.member.size))
+    instruction = handed_over(account((), (call.metadata,)))
+    core.prepared_by = instruction
+    return instruction
+
+
+def _trigger(me: str, prepare_instr: Any, *, same_for_all: bool) -> NkiInstruction:
+    core = current()
+    call = core.prepared
+    if not isinstance(call, _Call) or prepare_instr is not core.prepared_by:
+        raise NkiValidationError(
+            f"{me}: prepare_instr {prepare_instr!r} is not the prepared collective; allowed: what "
+            f"{me.replace('trigger', 'prepare')} returned, once"
+        )
+    if call.same_for_all is not same_for_all:
+        raise NkiValidationError(f"{me}: {call} prepared another collective")
+    core.prepared = None
+    return _move(replace(call, member=replace(call.member, instruction=me)))
+
+
+def _move(call: _Call) -> NkiInstruction:
+    member, dst, metadata = call.member, call.dsts[0], call.metadata
     me = member.instruction
-    check_no_priority(me, priority)
-    check_tensors(me, srcs, dsts, coalesced=False)
-    _check_metadata(member, metadata)
-    dst = dsts[0]
     slot = dst.size // member.size
 
     def deliver(values: list[list[Array]]) -> None:
-        column = 0 if same_for_all else member.position
+        column = 0 if call.same_for_all else member.position
         out = dst.v.array.reshape(-1).copy()
-        counts = raw_metadata(metadata, me, member.size)
+        counts = values[member.position][1].reshape(_ROWS, member.size).copy()
         for position, (source, table) in enumerate(values):
             chunk = _chunk(me, source, table.reshape(_ROWS, member.size)[:2, column])
             if chunk.size > slot:
@@ -99,10 +220,10 @@ def _run(
             out[position * slot : position * slot + chunk.size] = chunk
             counts[2, position] = chunk.size
         put(dst, out.reshape(dst.shape), me)
-        if not recv_counts_known:
+        if not call.recv_counts_known:
             put(metadata, counts.reshape(metadata.shape), me)
 
-    run(member, srcs, dsts, deliver, others=(metadata,))
+    return run(member, call.srcs, call.dsts, deliver, metadata, call.table)
 
 
 def raw_metadata(metadata: NkiTensor, instruction: str, size: int) -> Array:

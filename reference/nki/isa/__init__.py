@@ -1,9 +1,13 @@
 """`nki.isa`: the instructions of the trn2 engines."""
 
+from typing import TYPE_CHECKING
+
+from ..changes import missing_name
 from ..errors import NkiValidationError
 from ..language.binary import equal, maximum
 from ..nkiobject import NKIObject
 from ..registers import VirtualRegister
+from ..strict import violation
 from ..tensor import NkiTensor
 from .activation import activation, activation_reduce
 from .copies import memset, tensor_copy, tensor_copy_predicated
@@ -34,6 +38,7 @@ from .register_moves import (
     register_move,
     register_store,
 )
+from .scalars import NkiScalar, scalar_load, scalar_store
 from .scan import tensor_scalar_cumulative, tensor_tensor_scan
 from .select import affine_select, iota
 from .select_reduce import range_select, select_reduce
@@ -43,15 +48,10 @@ from .tensor_scalar import tensor_scalar
 from .transpose import nc_transpose
 from .trn3 import activate2, exponential, nc_matmul_mx, quantize_mx, rand2
 
-tensor_engine = engine.tensor
-vector_engine = engine.vector
-scalar_engine = engine.scalar
-gpsimd_engine = engine.gpsimd
-unknown_engine = engine.unknown
-
 __all__ = [
     "NKIObject",
     "NkiInstruction",
+    "NkiScalar",
     "NkiTensor",
     "NkiValidationError",
     "VirtualRegister",
@@ -103,6 +103,8 @@ __all__ = [
     "register_store",
     "rng",
     "scalar_engine",
+    "scalar_load",
+    "scalar_store",
     "scalar_tensor_tensor",
     "select_reduce",
     "sendrecv",
@@ -122,3 +124,12 @@ __all__ = [
     "unknown_engine",
     "vector_engine",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+
+    def __getattr__(name: str) -> object:
+        """Names of earlier releases: AttributeError says what to write instead."""
+        if name.endswith("_engine") and name[:-7] in engine.__members__:
+            violation("deprecated", f"nisa.{name} is deprecated; use nisa.engine.{name[:-7]}")
+            return engine[name[:-7]]
+        raise missing_name("nki.isa", name, __all__)

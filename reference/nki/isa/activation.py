@@ -14,7 +14,7 @@ from ..ops import NAMES
 from ..strict import level, violation
 from ..tensor import NkiTensor
 from .elementwise import signature
-from .enums import NkiInstruction, reduce_cmd
+from .enums import NkiInstruction, engine, reduce_cmd
 from .exactness import check_exact_result, check_exact_sums
 from .execute import finish, fp32, operand_value, put, target
 from .gaps import computed_gaps, is_known, row_gaps
@@ -35,9 +35,17 @@ def activation(
     reduce_op: Any = None,
     reduce_res: NkiTensor | None = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: engine = engine.scalar,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Store dst = op(data * scale + bias), and row sums of the result before its cast."""
+    """Store dst = op(data * scale + bias), and row sums of the result before its cast.
+
+    The Scalar Engine is the only one on trn2 (GpSimd from trn3 on).
+    """
+    if engine is not _SCALAR:
+        raise NkiValidationError(
+            f"nisa.activation: engine {engine}; allowed on trn2: scalar (GpSimd from trn3 on)"
+        )
     return _activation("activation", dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
@@ -51,7 +59,12 @@ def activation_reduce(
     scale: Any = 1.0,
     name: str | None = None,
 ) -> NkiInstruction:
-    """`activation` with reduce_cmd.reset_reduce and a read-out into reduce_res."""
+    """`activation` with reduce_cmd.reset_reduce and a read-out into reduce_res; deprecated."""
+    violation(
+        "deprecated",
+        "nisa.activation_reduce is kept for compatibility only; use nisa.activation with "
+        "reduce_op, reduce_res and reduce_cmd",
+    )
     return _activation(
         "activation_reduce",
         dst,
@@ -150,6 +163,7 @@ def _activation(
 
 
 _IDLE: Final = reduce_cmd.idle
+_SCALAR: Final = engine.scalar
 _KEEP_INTEGERS: Final = frozenset({"copy", "square", "relu", "abs"})
 
 

@@ -18,6 +18,7 @@ from .gaps import computed_gaps, moved_gaps
 from .legacy import hides_dtype, ignore_dtype
 from .operands import (
     check_destination,
+    check_free_dims,
     check_not_both_psum,
     check_same_size,
     check_tile,
@@ -87,7 +88,7 @@ def memset(
         chosen = _copies[key] = _plan_memset(me, dst, value, engine)
     view = target(dst, me)
     dtype = view.layout.dtype
-    if dtype in INTEGERS:
+    if dtype in INTEGERS or dtype == "int64":
         limits = np.iinfo(NUMPY[dtype]) if dtype != "bool_" else None
         if limits is not None and not limits.min <= int(value) <= limits.max:
             raise NkiValidationError(
@@ -100,12 +101,13 @@ def memset(
 
 
 def _plan_memset(me: str, dst: Any, value: Any, wanted: engine) -> Engine:
-    out = check_tile(me, "dst", dst)
+    out = check_tile(me, "dst", dst, dtypes=NUMPY.keys())
+    check_free_dims(me, 4, dst=out)
     check_destination(me, dst)
     if not isinstance(value, (bool, int, float, np.number)):
         raise NkiValidationError(f"{me}: value is {value!r}; allowed: a number")
     # 0.0 has the bits of the integer 0, and AWS's kernels clear integer tiles with it.
-    if out.dtype in INTEGERS and not isinstance(value, (bool, int, np.integer)) and value:
+    if out.dtype not in FLOATS and not isinstance(value, (bool, int, np.integer)) and value:
         raise NkiValidationError(
             f"{me}: value {value!r} for a tile of dtype {out.dtype}; integer tiles take integers"
         )
@@ -124,9 +126,14 @@ def tensor_copy_predicated(
 ) -> NkiInstruction:
     """Store dst = src where the predicate is nonzero (reverse_pred: zero), nothing elsewhere."""
     me = "nisa.tensor_copy_predicated"
-    key = (signature(dst), signature(src), signature(predicate), "predicated")
+    key = (signature(dst), signature(src), type(src), signature(predicate), "predicated")
     if key not in _copies:
         _copies[key] = _plan_predicated(me, dst, src, predicate)
+    if reverse_pred and is_tensor(src):
+        raise NkiValidationError(
+            f"{me}: reverse_pred=True with a tile as src; allowed with a scalar src only: invert "
+            "the predicate instead"
+        )
     if not predicate.v.known and (gaps := computed_gaps(me, dst, predicate=predicate)):
         with gaps:
             return tensor_copy_predicated(dst, src, predicate, reverse_pred)
@@ -150,8 +157,10 @@ def _plan_predicated(me: str, dst: Any, src: Any, predicate: Any) -> bool:
     mask = check_tile(me, "predicate", predicate, dtypes=_PREDICATES)
     check_destination(me, dst)
     check_same_size(me, "predicate", mask, out)
+    check_free_dims(me, dst=out, predicate=mask)
     if is_tensor(src):
         source = check_tile(me, "src", src)
+        check_free_dims(me, src=source)
         check_same_size(me, "src", source, out)
         check_not_both_psum(me, src=source, predicate=mask)
         if source.dtype != out.dtype:
@@ -160,6 +169,11 @@ def _plan_predicated(me: str, dst: Any, src: Any, predicate: Any) -> bool:
             )
     elif not isinstance(src, (int, float, np.number)):
         raise NkiValidationError(f"{me}: src is {src!r}; allowed: a number or a tile")
+    elif isinstance(src, (float, np.floating)) is not (out.dtype in FLOATS):
+        kind = "float" if out.dtype in FLOATS else "int"
+        raise NkiValidationError(
+            f"{me}: src is {src!r} for a dst of dtype {out.dtype}; a scalar must be a {kind}"
+        )
     return True
 
 

@@ -84,6 +84,11 @@ def _check_copy(
             f"{me}: dst has shape {dst.shape} ({dst.size} elements), src {src.shape} "
             f"({src.size}); the element counts must agree"
         )
+    if dst.dtype != src.dtype and "int64" in (dst.dtype, src.dtype):
+        raise NkiValidationError(
+            f"{me}: a cast of {src.dtype} to {dst.dtype}; a DMA moves int64 as it is, "
+            ".view(nl.int32) has its halves"
+        )
     check_dma_options(me, priority, oob, dge)
     if dge is dge_mode.hwdge and dst.dtype != src.dtype:
         raise NkiValidationError(

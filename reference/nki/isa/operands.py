@@ -60,6 +60,11 @@ def check_tile(
             f"{where} {t.name!r} has dtype {layout.dtype}; allowed: {', '.join(sorted(dtypes))}"
             + (f" ({why})" if why else "")
         )
+    if dtypes is None and layout.dtype == "int64":
+        raise NkiValidationError(
+            f"{where} {t.name!r} has dtype int64, which instructions do not compute with; load it "
+            "with nisa.scalar_load"
+        )
     if layout.strides[0] not in (0, layout.row) and layout.partitions > 1:
         raise NkiValidationError(
             f"{where} {t.name!r} steps over {layout.strides[0] / layout.row:g} partitions; engines "
@@ -112,6 +117,16 @@ def free_steps(layout: Layout) -> list[int]:
             steps.pop()
         steps.append(stride)
     return steps
+
+
+def check_free_dims(me: str, limit: int = 3, **operands: Layout) -> None:
+    """NkiValidationError for an operand with more free dimensions than an instruction takes."""
+    for operand, layout in operands.items():
+        if layout.ndim - 1 > limit:
+            raise NkiValidationError(
+                f"{me}: operand {operand} has {layout.ndim - 1} free dimensions; limit {limit}: "
+                "merge some with .flatten_dims"
+            )
 
 
 def allowed_starts(num_partitions: int) -> tuple[int, ...]:

@@ -16,7 +16,14 @@ from .enums import NkiInstruction, reduce_cmd
 from .exactness import check_exact_result, check_exact_sums
 from .execute import finish, fp32, operand_value, put, raw
 from .gaps import is_known, row_gaps
-from .operands import check_destination, check_same_size, check_tile, check_vector, is_tensor
+from .operands import (
+    check_destination,
+    check_free_dims,
+    check_same_size,
+    check_tile,
+    check_vector,
+    is_tensor,
+)
 
 _REDUCIBLE = ("add", "multiply", "maximum", "minimum")
 _reduces: dict[object, Any] = {}
@@ -210,6 +217,7 @@ def _plan_scalar_reduce(
     out, source = check_tile(me, "dst", dst), check_tile(me, "data", data)
     check_destination(me, dst)
     check_same_size(me, "data", source, out)
+    check_free_dims(me, dst=out, data=source)
     first, reduction = op_of(me, "op0", op0), reduction_of(me, reduce_op)
     if first.kind == "bitvec":
         raise NkiValidationError(f"{me}: op0 nl.{first.name}; arithmetic operators only")
@@ -242,3 +250,17 @@ def check_command(me: str, command: Any, init: Any) -> None:
         )
     if command is reduce_cmd.load_reduce and init is None:
         raise NkiValidationError(f"{me}: reduce_cmd.load_reduce needs an initial value")
+
+
+def check_row_reduction(me: str, data: NkiTensor, op: Any, result: Any, command: Any) -> Op:
+    """The operator that reduces the rows of a result; NkiValidationError for what none takes."""
+    found = reduction_of(me, op)
+    if found.name not in _REDUCIBLE:
+        raise NkiValidationError(
+            f"{me}: reduce_op nl.{found.name}; allowed: {', '.join(_REDUCIBLE)}"
+        )
+    if command not in (reduce_cmd.reset_reduce, reduce_cmd.reduce):
+        raise NkiValidationError(f"{me}: {command}; allowed: reset_reduce, reduce")
+    if result is not None:
+        check_vector(me, "reduce_res", result, data.v.layout.partitions)
+    return found

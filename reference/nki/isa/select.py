@@ -13,7 +13,7 @@ from ..dtypes import Array, cast
 from ..errors import NkiValidationError
 from ..language.binary import equal
 from ..ops import NAMES
-from ..registers import VirtualRegister, integer
+from ..registers import RunTimeValue, integer
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction
@@ -67,7 +67,7 @@ def _affine(pairs: tuple[tuple[int, int], ...], partitions: int, channel_multipl
 def iota(
     dst: NkiTensor,
     pattern: Sequence[Sequence[int]],
-    offset: VirtualRegister | int = 0,
+    offset: RunTimeValue | int = 0,
     channel_multiplier: int = 0,
     name: str | None = None,
 ) -> NkiInstruction:
@@ -95,7 +95,7 @@ def affine_select(
     on_true_tile: NkiTensor,
     on_false_value: float,
     cmp_op: Any = equal,
-    offset: VirtualRegister | int = 0,
+    offset: RunTimeValue | int = 0,
     name: str | None = None,
 ) -> NkiInstruction:
     """Store dst = on_true_tile where cmp_op(affine value, 0), else on_false_value."""

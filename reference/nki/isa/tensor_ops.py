@@ -19,12 +19,13 @@ from .elementwise import (
     choose_engine,
     signature,
 )
-from .enums import NkiInstruction, engine
-from .exactness import check_exact_result
+from .enums import NkiInstruction, engine, reduce_cmd
+from .exactness import check_exact_result, check_exact_sums
 from .execute import finish, fp32, operand_value, put, raw, target
-from .gaps import computed_gaps, is_known
+from .gaps import computed_gaps, is_known, row_gaps
 from .legacy import hides_dtype, ignore_dtype
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
+from .reduce import accumulate_vector, check_row_reduction
 
 _tensor_tensor: dict[object, Elementwise] = {}
 
@@ -118,10 +119,17 @@ def scalar_tensor_tensor(
     operand1: NkiTensor,
     reverse0: bool = False,
     reverse1: bool = False,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_op: Any = None,
+    reduce_res: NkiTensor | None = None,
     name: str | None = None,
     dtype: Any = None,
 ) -> NkiInstruction:
-    """Store dst = (data op0 operand0) op1 operand1; operand0 is a scalar or [P, 1]."""
+    """Store dst = (data op0 operand0) op1 operand1; operand0 is a scalar or [P, 1].
+
+    With reduce_op, also the reduction of each row of the result before its cast, into the
+    accumulator registers and reduce_res [P, 1].
+    """
     me = "nisa.scalar_tensor_tensor"
     key = (signature(dst), signature(data), op0, signature(operand0), op1, signature(operand1))
     plan = _scalar_tensor.get(key)
@@ -130,11 +138,22 @@ def scalar_tensor_tensor(
     if plan is None:
         plan = _plan_scalar_tensor(me, dst, data, op0, operand0, op1, operand1)
         _scalar_tensor[key] = plan
-    if not (data.v.known and operand1.v.known and is_known(operand0)) and (
-        gaps := computed_gaps(me, dst, data=data, operand0=operand0, operand1=operand1)
-    ):
-        with gaps:
-            return scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0, reverse1)
+    reduction = None
+    if reduce_op is not None or reduce_res is not None:
+        reduction = check_row_reduction(me, data, reduce_op, reduce_res, reduce_cmd)
+    if not (data.v.known and operand1.v.known and is_known(operand0)):
+        operands = {"data": data, "operand0": operand0, "operand1": operand1}
+        gaps = (
+            computed_gaps(me, dst, **operands)
+            if reduction is None
+            else row_gaps(me, (dst, reduce_res), **operands)
+        )
+        if gaps:
+            with gaps:
+                return scalar_tensor_tensor(
+                    dst, data, op0, operand0, op1, operand1, reverse0, reverse1, reduce_cmd,
+                    reduce_op, reduce_res,
+                )  # fmt: skip
     shape = dst.v.layout.shape
     x = fp32(data, me, "data").reshape(shape)
     y = fp32(operand1, me, "operand1").reshape(shape)
@@ -146,6 +165,7 @@ def scalar_tensor_tensor(
             reads = (data, operand0, operand1)
     assert plan.op1 is not None
     direct = plan.direct and operand1.storage.buffer is not dst.storage.buffer
+    direct = direct and reduction is None
     out = target(dst, me).array if direct else np.empty(shape, np.float32)
     if reverse0:
         plan.op0(a, x, out=out)
@@ -162,7 +182,20 @@ def scalar_tensor_tensor(
         if plan.rounded:
             _check_exact(plan.op1, out, dst.dtype, me, inner, y, reverse1)
         put(dst, out, me)
-    return finish("vector", "scalar_tensor_tensor", (dst,), reads, plan.name)
+    writes: tuple[NkiTensor, ...] = (dst,)
+    if reduction is not None:
+        layout = dst.v.layout
+        flat = out.reshape(layout.partitions, -1)
+        if {data.dtype, operand1.dtype} <= INTEGERS:
+            check_exact_sums(flat, data.dtype, "float32", reduction.name, me)
+        rows = slice(layout.start, layout.start + layout.partitions)
+        assert reduction.reduce is not None
+        sums = reduction.reduce(flat, axis=1)
+        sums = accumulate_vector(me, rows, sums, reduction, reduce_cmd, None)
+        if reduce_res is not None:
+            put(reduce_res, sums.reshape(reduce_res.shape), me)
+            writes = (dst, reduce_res)
+    return finish("vector", "scalar_tensor_tensor", writes, reads, plan.name)
 
 
 def _check_exact(

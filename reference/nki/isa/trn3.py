@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import NkiValidationError
 from ..tensor import NkiTensor
-from .enums import reduce_cmd
+from .enums import engine, reduce_cmd
 
 
 def _trn3_only(instead: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -64,6 +64,7 @@ def activate2(
     reduce_op: Any = None,
     reduce_res: NkiTensor | None = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: engine = engine.scalar,
     name: str | None = None,
 ) -> None:
     """Activation with two programmable operators: trn3 only."""

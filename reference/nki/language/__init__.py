@@ -1,8 +1,10 @@
 """`nki.language`: tensors, dtypes, loops, operator tokens and functions on tiles."""
 
+from typing import TYPE_CHECKING
+
+from ..changes import missing_name
 from ..loops import (
     affine_range,
-    dynamic_range,
     fori_loop,
     no_reorder,
     sequential_range,
@@ -59,6 +61,7 @@ from .constants import (
     int8,
     int16,
     int32,
+    int64,
     num_programs,
     prelu,
     private_hbm,
@@ -168,7 +171,6 @@ __all__ = [
     "divide",
     "dropout",
     "ds",
-    "dynamic_range",
     "empty_like",
     "equal",
     "erf",
@@ -200,6 +202,7 @@ __all__ = [
     "int8",
     "int16",
     "int32",
+    "int64",
     "invert",
     "is_hbm",
     "is_on_chip",
@@ -277,3 +280,9 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+
+    def __getattr__(name: str) -> object:
+        """Names of earlier releases: AttributeError says what to write instead."""
+        raise missing_name("nki.language", name, __all__)

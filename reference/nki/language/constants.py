@@ -19,12 +19,14 @@ from ..regions import (
     SBUF_USABLE_BYTES,
     SHARED_HBM,
 )
+from ..strict import violation
 
 DType = str
 bool_ = "bool_"
 int8 = "int8"
 int16 = "int16"
 int32 = "int32"
+int64 = "int64"
 uint8 = "uint8"
 uint16 = "uint16"
 uint32 = "uint32"
@@ -52,7 +54,6 @@ class _TileSize(NKIObject):
     pmax: Final = 128
     psum_bank_fmax: Final = 512
     psum_bank_fmax_bytes: Final = PSUM_BANK_BYTES
-    psum_fmax: Final = 512
     gemm_stationary_fmax: Final = 128
     gemm_moving_fmax: Final = 512
     bn_stats_fmax: Final = 512
@@ -81,8 +82,18 @@ class _TileSize(NKIObject):
         return SBUF_USABLE_BYTES // 4
 
     @property
+    def psum_fmax(self) -> int:
+        """The old name of psum_bank_fmax; deprecated since 0.4.0."""
+        violation("deprecated", "nl.tile_size.psum_fmax is deprecated; use psum_bank_fmax")
+        return 512
+
+    @property
     def total_available_sbuf_size(self) -> int:
         """The old name of sbuf_fmax_bytes; deprecated since 0.4.0."""
+        violation(
+            "deprecated",
+            "nl.tile_size.total_available_sbuf_size is deprecated; use sbuf_fmax_bytes",
+        )
         return SBUF_USABLE_BYTES
 
 

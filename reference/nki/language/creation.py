@@ -27,7 +27,7 @@ from ..regions import (
     SHARED_HBM,
     MemoryRegion,
 )
-from ..registers import VirtualRegister
+from ..registers import RunTimeValue
 from ..storage import Storage
 from ..tensor import NkiTensor, handle
 
@@ -46,7 +46,7 @@ class _NdarrayMeta(_NkiMeta):
 
 
 class ndarray(NkiTensor, metaclass=_NdarrayMeta):  # noqa: N801  # NKI's name
-    """A new uninitialised tensor; `address` is (first partition, byte offset) on chip."""
+    """A new uninitialised tensor; `address`: (first partition, byte) on chip, (byte,) in HBM."""
 
     __slots__ = ()
 
@@ -56,13 +56,13 @@ class ndarray(NkiTensor, metaclass=_NdarrayMeta):  # noqa: N801  # NKI's name
         dtype: Any,
         buffer: MemoryRegion = SBUF,
         name: str = "",
-        address: tuple[int, int] | None = None,
+        address: tuple[int, ...] | None = None,
     ) -> None:
         """Never runs: the metaclass allocates. It tells type checkers the parameters."""
 
 
-def ds(start: VirtualRegister | int, size: int) -> DynamicSlice:
-    """Index of `size` elements from `start`, an int or a register."""
+def ds(start: RunTimeValue | int, size: int) -> DynamicSlice:
+    """Index of `size` elements from `start`, an int or a run-time value."""
     return DynamicSlice(start, size)
 
 
@@ -71,7 +71,7 @@ def _allocate(
     dtype: Any,
     buffer: MemoryRegion = SBUF,
     name: str = "",
-    address: tuple[int, int] | None = None,
+    address: tuple[int, ...] | None = None,
 ) -> NkiTensor:
     if type(shape) is tuple:
         template = _templates.get((shape, dtype, buffer))
@@ -91,9 +91,9 @@ def _allocate(
             "nl.shared_hbm (strings were removed in 0.3.0)"
         )
     if buffer in HBM:
-        if address is not None:
-            raise NkiValidationError("nl.ndarray: address goes with on-chip buffers only")
         nbytes = prod(sizes) * ITEMSIZE[dtype]
+        if address is not None:
+            _claim(address, nbytes, name)
         storage = current().new_hbm(buffer, nbytes, name, (sizes, dtype))
         return handle(storage, storage.view(dtype, sizes, row_major(sizes), 0))
     template = _Template(sizes, dtype, buffer)
@@ -102,6 +102,22 @@ def _allocate(
         return handle(storage, storage.view(dtype, sizes, template.strides, 0))
     _templates[sizes, dtype, buffer] = template
     return template.tile(name)
+
+
+def _claim(address: Any, nbytes: int, name: str) -> None:
+    """Check an HBM address (first byte,): no other tensor of the core may lie there."""
+    if not (isinstance(address, tuple) and len(address) == 1 and address[0].__index__() >= 0):
+        raise NkiValidationError(
+            f"nl.ndarray: address {address!r} of an HBM tensor; allowed: (first byte,)"
+        )
+    core, start = current(), address[0].__index__()
+    for first, end, other in core.hbm:
+        if start < end and first < start + nbytes:
+            raise NkiValidationError(
+                f"nl.ndarray: HBM tensor {name!r} at bytes {start}..{start + nbytes - 1} overlaps "
+                f"{other!r} at {first}..{end - 1}"
+            )
+    core.hbm.append((start, start + nbytes, name))
 
 
 ndarray.__signature__ = inspect.signature(_allocate)  # type: ignore[attr-defined]  # read by inspect
@@ -122,6 +138,8 @@ class _Template:
         self.row_bytes = free * DEVICE_ITEMSIZE[dtype]
         self.stored = free * ITEMSIZE[dtype]
         where = f"nl.ndarray: {buffer.value} tile of shape {sizes}"
+        if dtype == "int64" and prod(sizes) != 1:
+            raise NkiValidationError(f"{where} and dtype int64; allowed on chip: one element")
         if sizes[0] > NUM_PARTITIONS:
             raise NkiValidationError(f"{where}: {sizes[0]} partitions; limit {NUM_PARTITIONS}")
         limit = PSUM_PARTITION_BYTES if buffer is PSUM else SBUF_PARTITION_BYTES
@@ -137,9 +155,13 @@ class _Template:
         )
         return handle(storage, storage.view(self.dtype, self.sizes, self.strides, 0))
 
-    def addressed(self, name: str, address: tuple[int, int]) -> Storage:
+    def addressed(self, name: str, address: tuple[int, ...]) -> Storage:
         """A tile at (first partition, byte offset)."""
         core = current()
+        if len(address) != 2:
+            raise NkiValidationError(
+                f"nl.ndarray: address {address}; allowed on chip: (first partition, byte offset)"
+            )
         start, byte = address
         if byte.__index__() % DEVICE_ITEMSIZE[self.dtype]:
             raise NkiValidationError(

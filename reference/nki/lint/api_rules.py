@@ -1,7 +1,6 @@
 """Removed, renamed and deprecated API, and calls that do not fit a signature."""
 
 import ast
-import difflib
 import inspect
 from collections.abc import Iterator
 
@@ -34,7 +33,7 @@ def names(scope: Scope) -> Iterator[Finding]:
         for table, kind, rule in _NAMED_CHANGES:
             if name in table:
                 change = table[name]
-                message = f"{_short(name)}: {change.what}"
+                message = f"{tables.short(name)}: {change.what}"
                 yield scope.report(kind, rule, node, message, change.replacement)
 
 
@@ -46,9 +45,9 @@ def unknown_names(scope: Scope) -> Iterator[Finding]:
             continue
         if not signatures.exists(name):
             owner, _, attribute = name.rpartition(".")
-            message = f"{_short(name)} is not part of NKI 0.7"
-            close = tables.ABSENT.get(name) or _closest(attribute, signatures.names(owner))
-            close = close or f"a name in dir({_short(owner + '.')[:-1]})"
+            message = f"{tables.short(name)} is not part of NKI 0.7"
+            close = tables.ABSENT.get(name) or tables.closest(attribute, signatures.names(owner))
+            close = close or f"a name in dir({tables.short(owner + '.')[:-1]})"
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, close)
 
 
@@ -58,7 +57,7 @@ def unknown_attributes(scope: Scope) -> Iterator[Finding]:
     for node in scope.of(ast.Attribute):
         if node.attr not in known and scope.value(node.value).kind == "tensor":
             message = f"NkiTensor.{node.attr} is not part of NKI 0.7"
-            use = tables.ABSENT_OF_TENSORS.get(node.attr) or _closest(node.attr, tuple(known))
+            use = tables.ABSENT_OF_TENSORS.get(node.attr) or tables.closest(node.attr, tuple(known))
             use = use or "a method in dir(nl.NkiTensor)"
             yield scope.report(Kind.REMOVED, "unknown-api", node, message, use)
 
@@ -70,7 +69,7 @@ def keywords(scope: Scope) -> Iterator[Finding]:
         for keyword in call.keywords:
             if keyword.arg is None:
                 continue
-            label = f"{_short(name)}({keyword.arg}=)"
+            label = f"{tables.short(name)}({keyword.arg}=)"
             change = _keyword_change(name, keyword.arg)
             if change is not None:
                 message = f"{label}: {change.what}"
@@ -84,7 +83,7 @@ def keywords(scope: Scope) -> Iterator[Finding]:
                     Kind.DEPRECATED, "deprecated-api", keyword, message, change.replacement
                 )
             elif signature is not None and not _accepts(signature, keyword.arg):
-                use = _closest(keyword.arg, tuple(signature.parameters))
+                use = tables.closest(keyword.arg, tuple(signature.parameters))
                 if name.startswith("nki.isa.") and keyword.arg in tables.OF_DESTINATION:
                     use = f"dst=nl.ndarray(...), which has the {keyword.arg}"
                 elif signature.parameters and not use:
@@ -148,14 +147,14 @@ def missing_arguments(scope: Scope) -> Iterator[Finding]:
         ]
         missing = [parameter for parameter in required if parameter not in given]
         if "dst" in missing or (missing and _is_value(scope, call) and "dst" in required):
-            message = f"{_short(name)} without dst: return-style calls were removed in 0.2.0"
-            use = f"{_short(name)}(dst, ...) as a statement, with dst = nl.ndarray(...)"
+            message = f"{tables.short(name)} without dst: return-style calls were removed in 0.2.0"
+            use = f"{tables.short(name)}(dst, ...) as a statement, with dst = nl.ndarray(...)"
             yield scope.report(Kind.REMOVED, "missing-dst", call, message, use)
         elif missing:
-            message = f"{_short(name)} without {', '.join(missing)}"
+            message = f"{tables.short(name)} without {', '.join(missing)}"
             yield scope.report(Kind.REFUSED, "missing-argument", call, message, _usage(name))
         if len(call.args) > len(signature.parameters):
-            message = f"{_short(name)} takes {len(signature.parameters)} arguments"
+            message = f"{tables.short(name)} takes {len(signature.parameters)} arguments"
             yield scope.report(Kind.REFUSED, "missing-argument", call, message, _usage(name))
 
 
@@ -165,7 +164,7 @@ def _usage(name: str) -> str:
     parameters = list(signature.parameters.values()) if signature is not None else []
     given = [item.name for item in parameters if item.default is item.empty]
     optional = ["..."] if len(given) < len(parameters) else []
-    return f"{_short(name)}({', '.join(given + optional)})"
+    return f"{tables.short(name)}({', '.join(given + optional)})"
 
 
 def _expands(call: ast.Call) -> bool:
@@ -238,19 +237,6 @@ def documented_failures(scope: Scope) -> Iterator[Finding]:
                 message = "nl.matmul without transpose_x=True fails to compile"
                 use = "nl.matmul(x, y, transpose_x=True) with x transposed beforehand"
                 yield scope.report(Kind.REFUSED, "unsupported-api", call, message, use)
-
-
-def _short(name: str) -> str:
-    """Return a full name the way kernels write it: nisa.dma_copy, nl.ndarray."""
-    for full, alias in (("nki.isa", "nisa"), ("nki.language", "nl"), ("nki.collectives", "ncc")):
-        if name.startswith(full + "."):
-            return alias + name.removeprefix(full)
-    return name
-
-
-def _closest(word: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return close[0] if close else ""
 
 
 RULES: tuple[Rule, ...] = (

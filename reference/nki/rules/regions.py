@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,7 @@ class LoopRegion:
 
 
 def enter_region(core: Core, name: str) -> LoopRegion:
-    """A device loop begins: rules "nested_loops" and, on one core of two, "lnc_loops"."""
+    """A device loop begins: rule "nested_loops"."""
     region = LoopRegion(name, core.region)
     core.regions.append(region)
     if region.outer is not None:
@@ -46,12 +45,6 @@ def enter_region(core: Core, name: str) -> LoopRegion:
             "nested_loops",
             f"{name} inside {region.outer.name} of line {region.outer.line[1]}; unroll one of them "
             "with range, or make one loop over the product of their trips",
-        )
-    if core.num_cores == 1 and os.environ.get("NEURON_LOGICAL_NC_CONFIG") == "2":
-        violation(
-            "lnc_loops",
-            f"{name} in a launch on 1 core with NEURON_LOGICAL_NC_CONFIG=2: the other core of the "
-            "pair has no such loop; launch as kernel[2](...)",
         )
     return region
 

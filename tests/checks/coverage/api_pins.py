@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ALIASES = {"nki": "nki", "nisa": "nki.isa", "nl": "nki.language", "ncc": "nki.collectives"}
+ALIASES |= {"compiler": "nki.compiler", "simulator": "nki.simulator"}
 
 
 @dataclass
