@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
 
-from segattn.benchmarks.kernels.cost_report import print_summary
+from segattn.benchmarks.kernels.cost_report import report
 from segattn.reference import nki
 from segattn.reference.nki import launch as launching
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
-from segattn.reference.nki.cost.result import evaluate
 from segattn.reference.nki.trace import Trace
 
 
@@ -66,8 +65,7 @@ def main(argv: Sequence[str]) -> int:
     if failure is not None and _in_kernel(failure):
         print(f"launch {len(launches)}, {launches.pop().kernel}, failed: left out", file=sys.stderr)
     for number, launch in enumerate(launches):
-        result = evaluate(launch, constants)
-        print_summary(result, options.stalls, options.path)
+        result = report(launch, constants, options.stalls, options.path)
         if options.perfetto:
             options.perfetto.mkdir(parents=True, exist_ok=True)
             write_perfetto(result, options.perfetto / f"{number:03}_{launch.kernel}.json")

@@ -1,9 +1,8 @@
 """`segattn bench kernels`: modelled times of the kernels, or measured ones on a device.
 
 Without a device every number in the table is modelled: the kernels run on the interpreter, their
-instruction trace goes through the cost model. `base` holds the constants as documented or fitted,
-in program order; `ideal` reorders freely; `optimistic` is the engine roof plus 5 %; `derated` adds
-what the one measured public kernel lost against its own roof; the others change one assumption.
+instruction trace goes through the cost model. `best` is what the documents promise, `base` our best
+estimate, `field` what others measured on devices; launching costs more (see the last line).
 """
 
 import argparse
@@ -21,6 +20,7 @@ import numpy as np
 from segattn import __version__
 from segattn.benchmarks.device.calls import ITERATIONS, DeviceError, add_device_options
 from segattn.benchmarks.device.kernels import run_measured
+from segattn.benchmarks.kernels.cost_report import LAUNCH, report
 from segattn.benchmarks.kernels.documented import documented_lines
 from segattn.benchmarks.kernels.modelled import (
     COLUMNS,
@@ -43,7 +43,7 @@ from segattn.benchmarks.kernels.targets import (
 from segattn.benchmarks.kernels.workloads import Prefill
 from segattn.benchmarks.whole_tables import print_whole
 from segattn.reference.extras import MissingExtraError
-from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants
+from segattn.reference.nki.cost.constants import BANDS, BASE, SENSITIVITY, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
 
 try:
@@ -68,34 +68,50 @@ def _percent(value: float) -> str:
 
 
 def targets_table(rows: Sequence[tuple[Target, Modelled]]) -> Table:
-    """Shares per column, the target beside the base column."""
+    """Modelled times of the bands, the share of the base beside its target, and the needs."""
     table = Table(
-        title="Modelled share of the bf16 peak (decode, write: of the HBM rate) of the cores used",
+        title="Modelled us, and share of the bf16 peak (decode, write: of the HBM rate) at base",
         title_justify="left",
     )
     table.add_column("S/prior, heads x head_dim")
-    for column in ("us", "target", *COLUMNS, "bound by", "program"):
+    columns = ("share", "target", "bound by", "SBUF KiB", "banks", "loops", "program")
+    for column in (*COLUMNS, *columns):
         table.add_column(column, justify="right")
     for target, modelled in rows:
-        share = modelled.mfu if target.metric == "mfu" else modelled.hbm_share
-        met = target.holds(modelled)
+        needs = modelled.needs
         table.add_row(
             modelled.label,
-            f"{modelled.us['base']:.1f}",
+            *(f"{modelled.us[column]:.1f}" for column in COLUMNS),
+            _percent(target.reached(modelled)),
             _percent(target.at_least),
-            *(_percent(share(column)) for column in COLUMNS),
             modelled.bound_by,
-            str(modelled.num_instructions),
-            style=None if met else "yellow",
+            f"{needs.sbuf_bytes / 1024:.0f}",
+            *(str(n) for n in (needs.psum_banks, needs.num_loops, needs.num_instructions)),
+            style=None if target.holds(modelled) else "yellow",
         )
     return table
 
 
-def program_length(target: Target, functions: Functions, options: dict[str, int]) -> int:
-    """Instructions after unrolling, fallbacks and loops that made no trip included."""
+def sensitivity_table(rows: Sequence[Modelled]) -> Table:
+    """Modelled time with one measured range at a time, a row each."""
+    table = Table(title="Modelled us, one assumption changed", title_justify="left")
+    table.add_column("base with")
+    for modelled in rows:
+        table.add_column(modelled.label, justify="right")
+    for name in ("base", *SENSITIVITY):
+        table.add_row(name, *(f"{modelled.us[name]:.1f}" for modelled in rows))
+    return table
+
+
+def with_whole_program(
+    modelled: Modelled, target: Target, functions: Functions, options: dict[str, int]
+) -> Modelled:
+    """With program length and loops of all fallbacks, which the trace does not have."""
     work = target.workload
     arguments = work.arguments(np.random.default_rng(0))
-    return outline_call(functions[work.kernel], **arguments, **options).num_instructions
+    found = outline_call(functions[work.kernel], **arguments, **options)
+    program = {"num_instructions": found.num_instructions, "num_loops": found.num_loops}
+    return replace(modelled, needs=replace(modelled.needs, **program))
 
 
 def padding_ratio(base: CostConstants) -> float:
@@ -117,17 +133,17 @@ def exact_ratio(workload: Prefill, auto_us: float | None, base: CostConstants) -
 
 
 def legend(constants: CostConstants = BASE) -> str:
-    """What each column of the table is, and which constants are not the base ones."""
+    """What the columns of the table are, and which constants are not the base ones."""
     changes = "; ".join(
         f"{name}: {', '.join(f'{field} = {value:g}' for field, value in changed.items())}"
-        for name, changed in SENSITIVITY.items()
+        for name, changed in BANDS.items()
+        if changed
     )
     return (
-        "All numbers are modelled, none measured. base: program order; ideal: any order, loops "
-        f"free; optimistic: engine roof x {BASE.optimism}; derated: base + "
-        f"{BASE.derate - 1:.0%} of the roof; {changes}. us and target belong to base; program: "
-        "instructions after unrolling, with every fallback. Yellow: below its target."
-        + measured_constants(constants)
+        f"All numbers are modelled, none measured; {LAUNCH}. {changes}. Target and what follows "
+        "belong to base. SBUF, banks: the fullest moment of the timeline; loops, program: device "
+        "loops and instructions after unrolling of one core, with every fallback. Yellow: below "
+        "its target." + measured_constants(constants)
     )
 
 
@@ -152,21 +168,20 @@ def run_modelled(arguments: argparse.Namespace) -> int:
         two_cores = {} if target.workload.kernel == "write_kv_cache" else {"lnc": arguments.lnc}
         launches = record(target.workload, functions, **two_cores)
         interpreted = time.perf_counter() - begin
-        modelled, results = model(target.workload, launches, base=constants)
-        modelled = replace(modelled, num_instructions=program_length(target, functions, two_cores))
+        columns = (*COLUMNS, *SENSITIVITY) if arguments.sensitivity else COLUMNS
+        modelled, results = model(target.workload, launches, columns, constants)
+        modelled = with_whole_program(modelled, target, functions, two_cores)
         rows.append((target, modelled))
         console.print(
             f"{modelled.label}: modelled {modelled.us['base']:.1f} us, "
-            f"{_percent(target.reached(modelled))} (target {_percent(target.at_least)}); "
+            f"{_percent(target.reached(modelled))} (target {_percent(target.at_least)}); {LAUNCH}; "
             f"interpreted in {interpreted:.1f} s",
             highlight=False,
             soft_wrap=True,
         )
         if arguments.stalls or arguments.path:
-            from segattn.benchmarks.kernels.cost_report import print_summary
-
-            for result in results:
-                print_summary(result, arguments.stalls, arguments.path)
+            for launch in launches:
+                report(launch, constants, arguments.stalls, arguments.path)
         if arguments.perfetto:
             arguments.perfetto.mkdir(parents=True, exist_ok=True)
             for number, result in enumerate(results):
@@ -174,6 +189,8 @@ def run_modelled(arguments: argparse.Namespace) -> int:
                 write_perfetto(result, arguments.perfetto / f"{name}_{number}.json")
     print_whole(console, targets_table(rows))
     console.print(legend(constants), highlight=False)
+    if arguments.sensitivity:
+        print_whole(console, sensitivity_table([modelled for _, modelled in rows]))
     if arguments.json:
         written = results_file(rows)
         if arguments.sweep:
@@ -238,6 +255,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", default="", help="rows whose kernel or label contains this text")
     made.add_argument("--stalls", type=int, default=0, help="print this many stalls per launch")
     made.add_argument("--path", action="store_true", help="print the critical path per launch")
+    made.add_argument(
+        "--sensitivity", action="store_true", help="also one measured range at a time"
+    )
     made.add_argument("--json", type=Path, help="write the results here")
     made.add_argument(
         "--sweep", action="store_true", help="more prior lengths for the picture of --json"

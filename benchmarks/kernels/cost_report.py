@@ -1,17 +1,23 @@
 """Terminal summary of a modelled kernel launch: what bounds it, and where it waits."""
 
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
 from segattn.benchmarks.whole_tables import print_whole
 from segattn.reference.extras import MissingExtraError
-from segattn.reference.nki.cost.result import CostResult, PathStep, Stall
+from segattn.reference.nki.cost.constants import BANDS, LAUNCH_US, CostConstants, variant
+from segattn.reference.nki.cost.needs import needs
+from segattn.reference.nki.cost.result import CostResult, Evaluator, PathStep, Stall
+from segattn.reference.nki.trace import Launch
 
 try:
     from rich.console import Console, Group, RenderableType
     from rich.table import Table
 except ImportError as error:
     raise MissingExtraError("rich", "cli") from error
+
+LAUNCH = f"a launch costs {LAUNCH_US[0]} to {LAUNCH_US[1]} us more (measured by others)"
 
 ENGINE_NAMES = {
     "tensor": "Tensor (PE)",
@@ -109,18 +115,22 @@ def _bound(utilisation: float) -> str:
     return "bound by waiting (see the critical path and the stalls), not by its busiest engine,"
 
 
-def summary(result: CostResult, stalls: int = 10) -> RenderableType:
-    """Everything a reader needs first, as a rich renderable."""
+def summary(
+    result: CostResult, stalls: int = 10, bands: Mapping[str, float] | None = None
+) -> RenderableType:
+    """Everything a reader needs first, as a rich renderable; `bands` are modelled us by name."""
     core, engine = result.bounding_engine
     dma = result.dma
     counts = ", ".join(f"{name} {n}" for name, n in sorted(result.num_executed.items()))
+    shown = bands or {"base": result.modelled_us}
     lines = [
         f"[bold]{result.launch.kernel}[/bold]: modelled {result.modelled_us:.1f} us, "
         f"{_bound(result.utilisation[core, engine])} {ENGINE_NAMES[engine]} of core {core} "
         f"({result.utilisation[core, engine]:.0%} busy, roof {result.roof_ns / 1e3:.1f} us)",
-        f"optimistic {result.optimistic_ns / 1e3:.1f} us, derated {result.derated_ns / 1e3:.1f} us "
-        "(both modelled)",
-        f"executed: {counts}; program without loop repeats: {result.num_unrolled}",
+        ", ".join(f"{name} {us:.1f} us" for name, us in shown.items())
+        + f" (all modelled); {LAUNCH}",
+        f"needs {needs(result)}",
+        f"executed: {counts}",
         f"DMA: {dma.nbytes / 2**20:.2f} MiB in {dma.num_descriptors} descriptors, "
         f"efficiency {dma.efficiency:.0%}; HBM {dma.hbm_bytes / 2**20:.2f} MiB",
         f"critical path: {_path_line(result)}",
@@ -128,9 +138,19 @@ def summary(result: CostResult, stalls: int = 10) -> RenderableType:
     return Group("\n".join(lines), _engine_table(result), _stall_table(result, stalls))
 
 
-def print_summary(result: CostResult, stalls: int = 10, path: bool = False) -> None:
-    """Print `summary`, and the critical path if asked for, to the terminal."""
+def report(
+    launch: Launch, constants: CostConstants, stalls: int = 10, path: bool = False
+) -> CostResult:
+    """Model a launch in all bands and print `summary`, and the critical path if asked for.
+
+    The result is that of `constants`, the base.
+    """
+    evaluator = Evaluator(launch)
+    results = {name: evaluator.evaluate(variant(name, constants)) for name in BANDS}
+    base = results["base"]
     console = Console()
-    print_whole(console, summary(result, stalls))
+    bands = {name: result.modelled_us for name, result in results.items()}
+    print_whole(console, summary(base, stalls, bands))
     if path:
-        print_whole(console, path_table(result))
+        print_whole(console, path_table(base))
+    return base

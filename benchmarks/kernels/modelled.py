@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from segattn.benchmarks.kernels.workloads import Workload
-from segattn.reference.nki.cost.constants import BASE, SENSITIVITY, CostConstants, variant
+from segattn.reference.nki.cost.constants import BANDS, BASE, CostConstants, variant
+from segattn.reference.nki.cost.needs import Needs, needs
 from segattn.reference.nki.cost.result import CostResult, Evaluator
 from segattn.reference.nki.trace import Launch, Trace
 
 Functions = Mapping[str, Callable[..., Any]]
 
-COLUMNS = ("base", "ideal", "optimistic", "derated", *SENSITIVITY)
+COLUMNS = tuple(BANDS)
 """Names of the modelled times of a workload."""
 
 
@@ -29,14 +30,14 @@ class Modelled:
     model_flops: float
     model_bytes: float
     us: dict[str, float]
-    """Modelled time by column of `COLUMNS`."""
+    """Modelled time by band or sensitivity, without what launching costs."""
     bound_by: str
     """Engine with the most busy time."""
     utilisation: dict[str, float]
     """Busiest core's share per engine, base constants."""
     num_launches: int
-    num_instructions: int
-    """Of the programs, dynamic loop bodies once: from a trace as far as they ran."""
+    needs: Needs
+    """Of the longest launch, from a trace as far as it ran."""
     dma_efficiency: float
     roofs: dict[str, float] = field(default_factory=dict)
     """Machine bounds of the problem in us: "compute" and "hbm"."""
@@ -92,10 +93,11 @@ def model(
     results = []
     for launch in launches:
         evaluator = Evaluator(launch)
-        result = evaluator.evaluate(base)
-        results.append(result)
+        results.append(evaluator.evaluate(base))
         for column in columns:
-            us[column] += _column_ns(evaluator, result, column, base) / 1e3
+            plain = column == "base"
+            result = results[-1] if plain else evaluator.evaluate(variant(column, base))
+            us[column] += result.modelled_us
     longest = max(results, key=lambda r: r.modelled_ns)
     core, engine = longest.bounding_engine
     cores = launches[0].num_cores
@@ -111,7 +113,7 @@ def model(
         engine,
         {name: longest.utilisation[core, name] for c, name in longest.busy_ns if c == core},
         len(launches),
-        sum(r.num_unrolled for r in results),
+        needs(longest),
         payload / base.dma_documented_engine_rate / executed if executed else 0.0,
         {
             "compute": workload.model_flops / base.peak_flops_per_ns / cores / 1e3,
@@ -119,15 +121,3 @@ def model(
         },
     )
     return modelled, results
-
-
-def _column_ns(evaluator: Evaluator, result: CostResult, column: str, base: CostConstants) -> float:
-    if column == "base":
-        return result.modelled_ns
-    if column == "ideal":
-        return evaluator.evaluate(base, "ideal").modelled_ns
-    if column == "optimistic":
-        return result.optimistic_ns
-    if column == "derated":
-        return result.derated_ns
-    return evaluator.evaluate(variant(column, base)).modelled_ns

@@ -41,6 +41,8 @@ class Outline:
     """Most bytes per partition that are live at once."""
     num_instructions: int
     """After unrolling: bodies of dynamic loops count once."""
+    num_loops: int
+    """Dynamic loops of the program."""
 
 
 class _Found(Exception):  # noqa: N818  # carries a result, is no error
@@ -56,6 +58,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.num_instructions = 0
+        self.num_loops = 0
         self.repeating = 0  # trips under way that are not the first of their loop
 
     def instruction(self, function: Callable[..., Any]) -> Callable[..., None]:
@@ -84,6 +87,7 @@ class _Walk:
         self, lower: Any, upper: Any, body_fun: Callable[[VirtualRegister], object], step: int = 1
     ) -> None:
         """fori_loop: TRIPS trips."""
+        self.num_loops += not self.repeating
         body_fun(VirtualRegister(0, frozen=True))
         self.repeating += 1
         for _ in range(1, TRIPS):
@@ -117,7 +121,7 @@ def outline(kernel: Any, num_cores: int, *args: Any) -> Outline:
     Arrays among the arguments give shapes and dtypes only. CapacityError if the program needs more
     PSUM than there is.
     """
-    most_bytes = most_instructions = 0
+    most_bytes = most_instructions = most_loops = 0
     for index in range(num_cores):
         walk, core = _Walk(), Core(index, num_cores, num_cores > 1)
         arguments = Arguments()
@@ -132,7 +136,8 @@ def outline(kernel: Any, num_cores: int, *args: Any) -> Outline:
         live = [use for use in core.uses[SBUF] if use.first >= 0]
         most_bytes = max(most_bytes, fullest_moment(live)[0])
         most_instructions = max(most_instructions, walk.num_instructions)
-    return Outline(kernel.function.__name__, most_bytes, most_instructions)
+        most_loops = max(most_loops, walk.num_loops)
+    return Outline(kernel.function.__name__, most_bytes, most_instructions, most_loops)
 
 
 def outline_call(function: Callable[..., Any], **arguments: Any) -> Outline:

@@ -39,6 +39,8 @@ class Access(NamedTuple):
     strides: tuple[int, ...]
     indirect: bool = False
     """Rows (`shape[0]`) are chosen at run time: any byte of the storage may be touched."""
+    tensor: int = 0
+    """Serial number of the tile where the storage holds several: an arena, all of PSUM."""
 
     @property
     def on_chip(self) -> bool:

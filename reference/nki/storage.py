@@ -154,6 +154,7 @@ class Storage(Bytes):
             self.start + partition,
             layout.shape,
             steps,
+            tensor=0 if self.serial == self.born else self.born,
         )
 
     def note_write(self, view: View) -> None:

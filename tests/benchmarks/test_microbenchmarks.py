@@ -26,8 +26,8 @@ HIDDEN: dict[str, float] = {
     "scalar_overhead_cycles": 224,
     "tensor_overhead_cycles": 16,
     "dma_transpose_sbuf": 0.45,
-    "dma_transpose_hbm": 0.7,
-    "dma_issue_ns": 860,
+    "gather_descriptor_cycles": 13,
+    "dma_issue_ns": 700,
     "hbm_rate": 300,
     "loop_iteration_ns": 3500,
     "vector_overhead_cycles": 40,
@@ -37,7 +37,8 @@ SHORT = tuple(replace(e, counts=(16, 32)) for e in SHEET if not e.device_only)
 
 @pytest.mark.parametrize("experiment", SHORT, ids=[e.name for e in SHORT])
 def test_the_fit_finds_the_constants_behind_the_times(experiment: Experiment) -> None:
-    hidden = modelled_runner(BASE.with_measured(HIDDEN))
+    # Runs as short as these end within the ramp.
+    hidden = modelled_runner(BASE.with_measured({**HIDDEN, "tensor_ramp_ns": 0}))
     found = run_sheet(hidden, [experiment])["constants"]
     for name, value in found.items():
         assert value == pytest.approx(HIDDEN[name], rel=0.02), name

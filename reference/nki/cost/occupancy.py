@@ -159,8 +159,7 @@ def occupancy(instruction: Instruction, c: CostConstants) -> Occupancy:
         stream = stream * slow + extra
         busy = stream + c.vector_overhead_cycles
         latency = stream + c.vector_latency_cycles
-    if dynamic:
-        busy = max(busy, c.dynamic_address_cycles)
+    busy = max(busy, c.dynamic_address_cycles if dynamic else c.min_cycles)
     table = instruction.op if instruction.opcode.startswith("activation") else ""
     return Occupancy(
         busy / ghz,

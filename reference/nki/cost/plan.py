@@ -1,8 +1,8 @@
 """From records to steps: where each one queues, what it costs and which meeting it attends.
 
-A *stream* is what issues in order: a compute engine, the sync engine, or one of the queues over
-which DMAs without a named issuer are spread. A *meeting* is a set of steps of several streams that
-start together: the edge of a dynamic loop, a core barrier, the two sides of a sendrecv.
+A *stream* is what issues in order: a compute engine or the sync engine. A *meeting* is a set of
+steps of several streams that start together: the edge of a dynamic loop, a core barrier, the two
+sides of a sendrecv.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ _MEETING_OPCODES = ("core_barrier", "sendrecv")
 _ENGINE_OF_SWDGE = "gpsimd"
 
 Stream = tuple[int, str]
-"""(core, engine or queue name)."""
+"""(core, engine), or (core, queue of an engine)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +61,8 @@ class Plan:
 
     steps: list[Step]
     streams: dict[Stream, list[Step]]
+    step_of: dict[int, int]
+    """Step of each instruction by its position in the launch."""
 
 
 _QUADRANTS = 4
@@ -97,44 +99,17 @@ class _Queues:
         """(issuing stream, queue)."""
         core = record.core
         indirect = any(a.indirect for a in (*record.writes, *record.reads))
-        trigger = record.trigger
-        if not trigger and (indirect or record.dge_mode == "swdge"):
-            trigger = _ENGINE_OF_SWDGE
-        if trigger:
-            mode = "swdge" if trigger == _ENGINE_OF_SWDGE else "hwdge"
-            return (core, trigger), (core, f"{trigger}.{mode}")
-        from_hbm, to_hbm = record.reads[0].buffer == "hbm", record.writes[0].buffer == "hbm"
-        direction = {
-            (True, False): "load",
-            (False, True): "store",
-            (True, True): "copy",
-            (False, False): "move",
-        }[from_hbm, to_hbm]
-        turn = self._turn[core, direction]
-        self._turn[core, direction] = (turn + 1) % self._constants.default_queues
-        queue = (core, f"{direction}.{turn}")
-        return queue, queue
-
-
-def _loop_streams(records: Sequence[Record], streams: Sequence[Stream]) -> dict[int, list[Stream]]:
-    """For each loop mark (by position), the streams with work inside that loop."""
-    result: dict[int, list[Stream]] = {}
-    open_marks: dict[int, list[tuple[list[int], dict[Stream, None]]]] = defaultdict(list)
-    for position, record in enumerate(records):
-        stack = open_marks[record.core]
-        if isinstance(record, LoopMark):
-            if record.edge == "begin":
-                stack.append(([], {}))
-            marks, used = stack[-1]
-            marks.append(position)
-            if record.edge == "end":
-                stack.pop()
-                if stack:
-                    stack[-1][1].update(used)
-                result.update({mark: list(used) for mark in marks})
-        elif stack:
-            stack[-1][1][streams[position]] = None
-    return result
+        if record.trigger:
+            mode = "swdge" if record.trigger == _ENGINE_OF_SWDGE else "hwdge"
+            return (core, record.trigger), (core, f"{record.trigger}.{mode}")
+        if indirect or record.dge_mode == "swdge":
+            return (core, _ENGINE_OF_SWDGE), (core, f"{_ENGINE_OF_SWDGE}.swdge")
+        # The two engines that drive a hardware DGE (documented); published profiles show that
+        # stores, which wait for results, do not hold back loads.
+        issuer = "scalar" if record.writes[0].buffer == "hbm" else "sync"
+        turn = self._turn[core, issuer]
+        self._turn[core, issuer] = (turn + 1) % self._constants.default_queues
+        return (core, issuer), (core, f"{issuer}.{turn}")
 
 
 def _signature(record: Instruction) -> tuple[object, ...]:
@@ -153,7 +128,10 @@ class _Builder:
         self.steps: list[Step] = []
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._num_meetings: dict[tuple[str, int], int] = defaultdict(int)
-
+        self._trips: dict[int, list[int]] = defaultdict(list)
+        """Trips so far of the open loops of each core."""
+        self._in_flight: dict[int, list[int]] = defaultdict(list)
+        """DMA steps of each core since its last loop edge."""
         self._occupancy: dict[object, Occupancy] = {}
         self._transfer: dict[object, Transfer] = {}
         self._banks: dict[Access, tuple[tuple[int, int], ...]] = {}
@@ -196,8 +174,9 @@ class _Builder:
         c = self.constants
         if isinstance(record, Dma):
             payload = self._transfer_of(record)
-            slot = _issue(stream, payload, c)
+            slot = _issue(record, stream, payload, c)
             step = Step(-1, stream, record, slot, edges, payload, queue)
+            self._in_flight[record.core].append(len(self.steps))
         else:
             step = Step(-1, stream, record, self._occupancy_of(record), edges)
             step.reads_banks = self._banks_of(record.reads)
@@ -222,62 +201,62 @@ class _Builder:
                 core = meeting.members[0].stream[0]
                 raise ValueError(f"{opcode} number {number} is reached by core {core} only")
 
-    def loop_mark(self, mark: LoopMark, streams: list[Stream], edges: list[Edge]) -> None:
-        """Append one step per stream that the loop uses."""
-        trip_ns = self.constants.loop_iteration_ns if mark.edge == "iteration" else 0.0
-        shared = Meeting([], trip_ns, True)
+    def loop_mark(self, mark: LoopMark, streams: Iterable[Stream], edges: list[Edge]) -> None:
+        """Append one step per engine of the core: all of them meet at every edge of a loop."""
+        trips = self._trips[mark.core]
+        if mark.edge == "begin":
+            trips.append(0)
+        elif mark.edge == "iteration":
+            trips[-1] += 1
+        # A loop without a trip costs as much as one: its bound is looked at all the same.
+        pays = mark.edge == "iteration" or (mark.edge == "end" and not trips.pop())
+        meeting = Meeting([], self.constants.loop_iteration_ns if pays else 0.0, True)
+        if not self.constants.dma_crosses_loops:
+            edges = edges + [Edge(step, "RAW") for step in self._in_flight.pop(mark.core, ())]
         for stream in streams:
-            meeting = shared if self.constants.loop_barrier else Meeting([], trip_ns, True)
-            step = Step(-1, stream, mark, _NO_TIME, edges, meeting=meeting)
-            meeting.members.append(step)
-            self.add(step)
+            meeting.members.append(Step(-1, stream, mark, _NO_TIME, edges, meeting=meeting))
+            self.add(meeting.members[-1])
 
 
-def _issue(stream: Stream, payload: Transfer, c: CostConstants) -> Occupancy:
+def _issue(record: Dma, stream: Stream, payload: Transfer, c: CostConstants) -> Occupancy:
     """What issuing a DMA costs the stream that issues it."""
+    busy = c.dma_issue_ns
     if stream[1] == "scalar":
         # Hidden behind the engine's other work (documented): only the instruction slot.
-        slot = c.scalar_overhead_cycles / c.scalar_ghz
-        return Occupancy(slot, slot)
-    if stream[1] == "gpsimd":
-        cycles = c.gather_pool_cycles + c.gather_descriptor_cycles * payload.num_descriptors
-        return Occupancy(cycles / c.gpsimd_ghz, cycles / c.gpsimd_ghz)
-    return Occupancy(c.dma_issue_ns, c.dma_issue_ns)
+        busy = c.scalar_overhead_cycles / c.scalar_ghz
+    elif stream[1] == "gpsimd":
+        indirect = any(a.indirect for a in (*record.writes, *record.reads))
+        each = c.gather_descriptor_cycles if indirect else c.swdge_descriptor_cycles
+        busy = (c.gather_pool_cycles + each * payload.num_descriptors) / c.gpsimd_ghz
+    return Occupancy(busy, busy)
 
 
-def plan(
-    launch: Launch, edges: Sequence[list[Edge]], constants: CostConstants, loops: bool = True
-) -> Plan:
-    """Steps of a launch; `edges` are the `hazards` of its records.
-
-    `loops=False` drops loop edges, as if loops were unrolled for free.
-    """
+def plan(launch: Launch, edges: Sequence[list[Edge]], constants: CostConstants) -> Plan:
+    """Steps of a launch; `edges` are the `hazards` of its records."""
     records = launch.records
     tiled = any(isinstance(r, Matmul) and r.tile_size != WHOLE_ARRAY for r in records)
     builder = _Builder(constants, tiled)
     queues = _Queues(constants)
-    issue: list[Stream] = []
-    queue: list[Stream | None] = []
+    issue: list[tuple[Stream, Stream | None]] = []
+    engines: dict[int, dict[Stream, None]] = defaultdict(dict)
     for record in records:
         if isinstance(record, Dma):
-            stream, through = queues.assign(record)
-            issue.append(stream)
-            queue.append(through)
+            issue.append(queues.assign(record))
         else:
             engine = record.engine if isinstance(record, Instruction) else ""
-            issue.append((record.core, engine))
-            queue.append(None)
-    in_loop = _loop_streams(records, issue)
+            issue.append(((record.core, engine), None))
+        if isinstance(record, Instruction):
+            engines[record.core][issue[-1][0]] = None
     step_of: dict[int, int] = {}
     for position, record in enumerate(records):
         own = [Edge(step_of[e.producer], e.hazard) for e in edges[position]]
         if isinstance(record, Instruction):
             step_of[position] = len(builder.steps)
-            builder.instruction(record, issue[position], queue[position], own)
-        elif loops:
-            builder.loop_mark(record, in_loop[position], own)
+            builder.instruction(record, *issue[position], own)
+        else:
+            builder.loop_mark(record, engines[record.core], own)
     builder.check_meetings(launch.num_cores)
     streams: dict[Stream, list[Step]] = defaultdict(list)
     for step in builder.steps:
         streams[step.stream].append(step)
-    return Plan(builder.steps, dict(streams))
+    return Plan(builder.steps, dict(streams), step_of)

@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 
 from .plan import Step
 
-Cause = Literal["start", "order", "RAW", "WAR", "WAW", "bank", "port", "meeting"]
-"""Why a step started when it did: nothing before it, its stream, a hazard, a shared resource, or a
-meeting of several streams."""
+Cause = Literal["start", "order", "RAW", "WAR", "WAW", "room", "bank", "port", "meeting"]
+"""Why a step started when it did: nothing before it, its stream, a hazard, SBUF that another tile
+held, a shared resource, or a meeting of several streams."""
 
 
 class Wait(NamedTuple):

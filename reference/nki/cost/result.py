@@ -6,11 +6,11 @@ from functools import cached_property
 
 from ..records import Instruction, Launch, LoopMark
 from .constants import BASE, CostConstants
-from .dependencies import hazards
+from .dependencies import Edge, hazards
 from .dma import NUM_ENGINES
 from .plan import Plan, Step, plan
 from .resources import Cause
-from .simulate import Mode, Simulation, Timing
+from .simulate import Simulation, Timing
 
 COMPUTE_ENGINES = ("tensor", "scalar", "vector", "gpsimd")
 
@@ -69,9 +69,9 @@ class CostResult:
 
     @cached_property
     def modelled_ns(self) -> float:
-        """Modelled time of the launch."""
+        """Modelled time of the launch, without what launching costs (`LAUNCH_US`)."""
         ends = (max(t.free, t.done) for t in self.timings)
-        return max(ends, default=0.0) + self.constants.launch_ns
+        return max(ends, default=0.0)
 
     @property
     def modelled_us(self) -> float:
@@ -113,16 +113,6 @@ class CostResult:
         total = self.modelled_ns or 1.0
         return {key: busy / total for key, busy in self.busy_ns.items()}
 
-    @property
-    def optimistic_ns(self) -> float:
-        """Modelled, optimistic: the engine roof plus little slack."""
-        return self.constants.optimism * self.roof_ns
-
-    @property
-    def derated_ns(self) -> float:
-        """Modelled, derated: as far from its roof as the measured attention_cte is from its own."""
-        return self.modelled_ns + (self.constants.derate - 1) * self.roof_ns
-
     def mfu(self, model_flops: float, ns: float | None = None) -> float:
         """Model FLOP utilisation (bf16 peak, of the cores used) at the modelled or a given time."""
         peak = self.constants.peak_flops_per_ns * self.launch.num_cores
@@ -161,16 +151,6 @@ class CostResult:
             if isinstance(record, Instruction):
                 counts[record.engine] += 1
         return dict(counts)
-
-    @property
-    def num_unrolled(self) -> int:
-        """Instructions of the compiled program as far as executed: bodies of dynamic loops count
-        once. Bodies that made no trip are not in a trace.
-        """
-        return sum(
-            isinstance(record, Instruction) and not any(record.iteration)
-            for record in self.launch.records
-        )
 
     def stalls(self, limit: int = 10) -> list[Stall]:
         """Longest waits of the compute engines, summed per waiting and awaited statement.
@@ -217,19 +197,20 @@ class Evaluator:
     """Models one launch under any number of constants; its hazards are found once."""
 
     def __init__(self, launch: Launch) -> None:
-        """Compare all operands of the launch by address."""
+        """Nothing is compared yet."""
         self.launch = launch
-        self._edges = hazards(launch.records)
+        self._hazards: dict[tuple[bool, float], list[list[Edge]]] = {}
 
-    def evaluate(self, constants: CostConstants = BASE, mode: Mode = "hw_order") -> CostResult:
+    def evaluate(self, constants: CostConstants = BASE) -> CostResult:
         """Modelled timeline under these constants."""
-        the_plan = plan(self.launch, self._edges, constants, loops=mode == "hw_order")
-        timings = Simulation(the_plan, constants, mode).run()
+        key = constants.whole_tensors, constants.sbuf_bytes
+        if key not in self._hazards:
+            self._hazards[key] = hazards(self.launch.records, *key)
+        the_plan = plan(self.launch, self._hazards[key], constants)
+        timings = Simulation(the_plan, constants).run()
         return CostResult(self.launch, the_plan, timings, constants)
 
 
-def evaluate(
-    launch: Launch, constants: CostConstants = BASE, mode: Mode = "hw_order"
-) -> CostResult:
+def evaluate(launch: Launch, constants: CostConstants = BASE) -> CostResult:
     """Model one launch of a trace once."""
-    return Evaluator(launch).evaluate(constants, mode)
+    return Evaluator(launch).evaluate(constants)

@@ -1,25 +1,18 @@
 """Discrete-event evaluation of a plan: when each step starts, and what it waited for.
 
-Events are taken in order of time, so that shared resources (DMA engines, HBM, PSUM banks, the SBUF
-port) are granted as on the device and not in program order.
-
-`hw_order`: each stream issues in program order. `ideal`: a stream takes whichever of its steps can
-start first (list scheduling), and its plan should be made without loop edges. The gap between the
-two is what the static order costs; `ideal` is a greedy schedule, not a bound.
+Each stream issues in program order. Events are taken in order of time, so that shared resources
+(DMA engines, HBM, PSUM banks, the SBUF port) are granted as on the device.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from typing import Literal
 
 from .constants import CostConstants
 from .dma_engines import DmaEngines
 from .plan import Meeting, Plan, Step, Stream
 from .resources import Cause, Resources
-
-Mode = Literal["hw_order", "ideal"]
 
 
 @dataclass(slots=True)
@@ -54,24 +47,24 @@ class _Issuer:
     table: str = ""
     """Activation function that is loaded."""
     position: int = 0
-    ready: list[tuple[float, int]] = field(default_factory=list)
-    """Heap of (time, step) of announced steps: their producers are all scheduled."""
-    runnable: list[int] = field(default_factory=list)
-    """Heap of announced steps whose time has come."""
-    now: float = 0.0
-    """Time of its last event."""
-    wake: float = inf
-    """Time of its next event; events at other times are stale."""
+    idle_since: float = -inf
+    """When the Tensor Engine ended its last matmul."""
+    slow_until: float = 0.0
+    """End of the Tensor Engine's ramp to full speed."""
+
+    @property
+    def head(self) -> Step | None:
+        """The step to start next."""
+        return self.order[self.position] if self.position < len(self.order) else None
 
 
 class Simulation:
     """One evaluation of a plan; `run` may be called once."""
 
-    def __init__(self, plan: Plan, constants: CostConstants, mode: Mode = "hw_order") -> None:
+    def __init__(self, plan: Plan, constants: CostConstants) -> None:
         """Everything is free at time 0."""
         self._steps = plan.steps
         self._c = constants
-        self._ideal = mode == "ideal"
         self._timings = [Timing() for _ in plan.steps]
         self._missing = [len(step.edges) for step in plan.steps]
         self._consumers: list[list[Step]] = [[] for _ in plan.steps]
@@ -89,9 +82,7 @@ class Simulation:
     def run(self) -> list[Timing]:
         """Times of all steps, by index. RuntimeError if some can never start."""
         for issuer in self._issuers.values():
-            for step in issuer.order if self._ideal else issuer.order[:1]:
-                if not self._missing[step.index]:
-                    self._announce(step)
+            self._announce_head(issuer)
         while self._events or self._dma.next_time < inf:
             if not self._events or self._dma.next_time <= self._events[0][0]:
                 self._serve_dma()
@@ -123,12 +114,15 @@ class Simulation:
         """A step's end is known: announce the consumers that waited for nothing else."""
         for step in self._consumers[producer]:
             self._missing[step.index] -= 1
-            if not self._missing[step.index] and (self._ideal or self._is_head(step)):
-                self._announce(step)
+            if not self._missing[step.index]:
+                issuer = self._issuers[step.stream]
+                if issuer.head is step:
+                    self._announce(issuer, step)
 
-    def _is_head(self, step: Step) -> bool:
-        issuer = self._issuers[step.stream]
-        return issuer.position < len(issuer.order) and issuer.order[issuer.position] is step
+    def _announce_head(self, issuer: _Issuer) -> None:
+        head = issuer.head
+        if head is not None and not self._missing[head.index]:
+            self._announce(issuer, head)
 
     def _inputs(self, step: Step) -> tuple[float, Cause, int]:
         """When the inputs of a step are there, why then, and through which producer."""
@@ -150,18 +144,17 @@ class Simulation:
                 time, cause, after = at, hazard, producer
         return time, cause, after
 
-    def _announce(self, step: Step) -> None:
-        """All producers of a step are scheduled, and in `hw_order` it is the head of its stream."""
-        issuer, timing = self._issuers[step.stream], self._timings[step.index]
+    def _announce(self, issuer: _Issuer, step: Step) -> None:
+        """The head of a stream, whose producers are all scheduled."""
+        timing = self._timings[step.index]
         ready, timing.cause, timing.after = self._inputs(step)
         if step.meeting is not None:
             free = issuer.done if step.meeting.is_loop_edge else issuer.free
             if ready <= free and issuer.last >= 0:
                 timing.cause, timing.after = "order", issuer.last
             self._arrive(step, step.meeting, max(ready, free))
-            return
-        heappush(issuer.ready, (ready, step.index))
-        self._schedule(step.stream)
+        else:
+            self._push(max(ready, issuer.free), step.stream)
 
     def _arrive(self, step: Step, meeting: Meeting, time: float) -> None:
         arrived = self._arrived[id(meeting)]
@@ -175,37 +168,17 @@ class Simulation:
                 timing.cause, timing.after = "meeting", self._issuers[last.stream].last
         self._push(latest + meeting.extra_ns, meeting)
 
-    def _schedule(self, stream: Stream) -> None:
-        """Set the time of a stream's next event."""
-        issuer = self._issuers[stream]
-        if issuer.runnable:
-            time = max(issuer.free, issuer.now)
-        elif issuer.ready:
-            time = max(issuer.free, issuer.ready[0][0])
-        else:
-            return
-        if time < issuer.wake:
-            issuer.wake = time
-            self._push(time, stream)
-
     def _wake(self, stream: Stream, time: float) -> None:
+        """The time of a stream's head has come; what it shares may still be taken."""
         issuer = self._issuers[stream]
-        if time != issuer.wake:
-            return
-        issuer.wake, issuer.now = inf, time
-        while issuer.ready and issuer.ready[0][0] <= time:
-            heappush(issuer.runnable, heappop(issuer.ready)[1])
-        step = self._steps[issuer.runnable[0]]
+        step = issuer.order[issuer.position]
         wait = self._resources.earliest(step, time)
-        timing = self._timings[step.index]
-        if wait.cause is not None:
-            timing.cause, timing.after = wait.cause, wait.after
-            issuer.wake = wait.start
-            self._push(wait.start, stream)
+        if wait.cause is None:
+            self._start(step, time)
             return
-        heappop(issuer.runnable)
-        self._start(step, time)
-        self._schedule(stream)
+        timing = self._timings[step.index]
+        timing.cause, timing.after = wait.cause, wait.after
+        self._push(wait.start, stream)
 
     def _start(self, step: Step, time: float) -> None:
         issuer, timing = self._issuers[step.stream], self._timings[step.index]
@@ -220,6 +193,12 @@ class Simulation:
             issuer.table = table
             busy += self._c.act_table_load_ns
             latency += self._c.act_table_load_ns
+        if step.stream[1] == "tensor" and step.meeting is None:
+            if time - issuer.idle_since > self._c.tensor_ramp_ns / 2:
+                issuer.slow_until = time + self._c.tensor_ramp_ns
+            if time < issuer.slow_until:
+                busy, latency = 2 * busy, latency + busy
+            issuer.idle_since = max(issuer.idle_since, time + busy)
         timing.start, timing.free = time, time + busy
         issuer.last = step.index
         # Row tiles of the PE array run side by side: the array is a resource, not the stream.
@@ -231,12 +210,8 @@ class Simulation:
             timing.done = time + latency
             issuer.done = max(issuer.done, timing.done)
         issuer.done = max(issuer.done, issuer.free)
-        if not self._ideal:
-            issuer.position += 1
-            if issuer.position < len(issuer.order):
-                head = issuer.order[issuer.position]
-                if not self._missing[head.index]:
-                    self._announce(head)
+        issuer.position += 1
+        self._announce_head(issuer)
         if step.transfer is None:
             self._release(step.index)
 

@@ -19,10 +19,15 @@ M, N, K = 4096, 8192, 8192
 _M_TILES, _N_TILES, _K_TILES = M // 128, N // 512, K // 128
 
 
+UNBOUNDED = BASE.with_measured({"sbuf_bytes": 1 << 20})
+"""For the blocked matmuls, whose blocks do not fit in SBUF twice, the first one not even once: what
+the compiler made of them is not published, but the profiles show that loads were hidden."""
+
+
 def _evict(stream: Stream, psum: Access, out: Access) -> None:
     result = tile(128, 512, FP32)
     stream.compute("vector", "tensor_copy", 0, (result,), (psum,))
-    stream.load(out, result, "sync")
+    stream.load(out, result)
 
 
 def matmul_naive(trips: int) -> CostResult:
@@ -77,7 +82,7 @@ def matmul_blocked(trips: int) -> CostResult:
                     quarter = slice(i // 2 * 128, i // 2 * 128 + 128)
                     stream.matmul(0, psum, part(a, quarter), part(b, half))
                 _evict(stream, psum, out)
-    return stream.evaluate()
+    return stream.evaluate(UNBOUNDED)
 
 
 def matmul_k_blocked(trips: int) -> CostResult:
@@ -111,7 +116,7 @@ def matmul_k_blocked(trips: int) -> CostResult:
                 stream.compute("vector", "tensor_copy", 0, (result,), (half,))
             for result in results:
                 stream.load(out, result)
-    return stream.evaluate()
+    return stream.evaluate(UNBOUNDED)
 
 
 TRIPS: dict[Callable[[int], CostResult], int] = {

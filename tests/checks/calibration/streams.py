@@ -4,7 +4,6 @@ from itertools import count
 
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.result import CostResult, evaluate
-from segattn.reference.nki.cost.simulate import Mode
 from segattn.reference.nki.trace import Access, Trace
 
 ITEMSIZE = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
@@ -60,6 +59,6 @@ class Stream(Trace):
         mode = {"": "unknown", "gpsimd": "swdge"}.get(trigger, "hwdge")
         self.dma("dma_copy", core, (dst,), (src,), trigger, mode)
 
-    def evaluate(self, constants: CostConstants = BASE, mode: Mode = "hw_order") -> CostResult:
+    def evaluate(self, constants: CostConstants = BASE) -> CostResult:
         """Model the stream."""
-        return evaluate(self.launches[0], constants, mode)
+        return evaluate(self.launches[0], constants)
