@@ -222,7 +222,7 @@ def test_spans_hold_every_run_once_and_in_order(
 
 
 def test_a_short_context_in_a_long_table_costs_a_group() -> None:
-    """Modelled: at most a third of what a context of 16 slots costs with the same program."""
+    """Modelled: at most 0.4 of what a context of 16 slots costs with the same program."""
     rng = np.random.default_rng(0)
     paged = paged_tokens(rng, [32768], 1, 128, 128, ml_dtypes.bfloat16)
     q = normal(rng, (1, 8, 1, 128), ml_dtypes.bfloat16)
@@ -232,7 +232,7 @@ def test_a_short_context_in_a_long_table_costs_a_group() -> None:
             lengths = np.array([length], np.int32)
             paged_decode(q, paged.k_cache, paged.v_cache, paged.tables, lengths)
         us.append(evaluate(trace.launches[0], BASE).modelled_us)
-    assert us[0] <= us[1] / 3
+    assert us[0] <= 0.4 * us[1]
 
 
 def test_no_row_of_the_cache_is_gathered_that_no_query_sees() -> None:
