@@ -82,6 +82,11 @@ class NkiTensor(Strided):
             return text
         return f"{text}\n{self.v.array}"
 
+    @property
+    def data(self) -> NkiTensor:
+        """The tensor itself, as grids have it: the pages of 0.7 write `tile.data` for both."""
+        return self
+
     def numpy(self) -> Array:
         """A copy of the values, for debugging."""
         return self.v.array.copy()

@@ -78,7 +78,6 @@ from .constants import (
 )
 from .creation import (
     ds,
-    empty_like,
     full,
     ndarray,
     ones,
@@ -89,6 +88,7 @@ from .creation import (
     zeros,
     zeros_like,
 )
+from .grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from .memory_access import (
     broadcast_to,
     device_print,
@@ -107,6 +107,7 @@ from .memory_access import (
     where,
 )
 from .reductions import all, max, mean, min, prod, rms_norm, softmax, sum, var
+from .tiling import alloc_blocks, alloc_tiles, blocks, empty_like, tiles
 from .unary import (
     abs,
     arctan,
@@ -147,7 +148,10 @@ __all__ = [
     "DType",
     "MemoryRegion",
     "NKIObject",
+    "NkiBlockGrid",
+    "NkiGrid",
     "NkiTensor",
+    "NkiTileGrid",
     "_TileSize",
     "abs",
     "abs_max",
@@ -155,12 +159,15 @@ __all__ = [
     "add",
     "affine_range",
     "all",
+    "alloc_blocks",
+    "alloc_tiles",
     "arctan",
     "average",
     "bfloat16",
     "bitwise_and",
     "bitwise_or",
     "bitwise_xor",
+    "blocks",
     "bool_",
     "broadcast_to",
     "bypass",
@@ -269,6 +276,7 @@ __all__ = [
     "tanh",
     "tfloat32",
     "tile_size",
+    "tiles",
     "transpose",
     "trunc",
     "uint8",

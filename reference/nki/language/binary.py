@@ -13,12 +13,12 @@ from ..isa.tensor_ops import tensor_tensor
 from ..isa.tensor_scalar import tensor_scalar
 from ..ops import op_of, token
 from ..tensor import NkiTensor
-from .creation import _allocate
+from .creation import allocate
 
 
 def _result(x: NkiTensor, dtype: Any) -> NkiTensor:
     """A new SBUF tile of x's shape."""
-    return _allocate(x.shape, x.dtype if dtype is None else dtype_name(dtype))
+    return allocate(x.shape, x.dtype if dtype is None else dtype_name(dtype))
 
 
 def _binary(op: Any, x: Any, y: Any, dtype: Any) -> NkiTensor:

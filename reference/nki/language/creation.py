@@ -39,7 +39,7 @@ class _NdarrayMeta(_NkiMeta):
     """`nl.ndarray(...)` allocates; as a class it is NkiTensor, so it also serves as annotation."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> NkiTensor:
-        return _allocate(*args, **kwargs)
+        return allocate(*args, **kwargs)
 
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, NkiTensor)
@@ -66,13 +66,14 @@ def ds(start: RunTimeValue | int, size: int) -> DynamicSlice:
     return DynamicSlice(start, size)
 
 
-def _allocate(
+def allocate(
     shape: Any,
     dtype: Any,
     buffer: MemoryRegion = SBUF,
     name: str = "",
     address: tuple[int, ...] | None = None,
 ) -> NkiTensor:
+    """What nl.ndarray does."""
     if type(shape) is tuple:
         template = _templates.get((shape, dtype, buffer))
         if template is not None and address is None:
@@ -120,7 +121,7 @@ def _claim(address: Any, nbytes: int, name: str) -> None:
     core.hbm.append((start, start + nbytes, name))
 
 
-ndarray.__signature__ = inspect.signature(_allocate)  # type: ignore[attr-defined]  # read by inspect
+ndarray.__signature__ = inspect.signature(allocate)  # type: ignore[attr-defined]  # read by inspect
 
 
 class _Template:
@@ -186,7 +187,7 @@ def full(
     shape: Any, fill_value: Any, dtype: Any, buffer: MemoryRegion = SBUF, name: str = ""
 ) -> NkiTensor:
     """A new tensor filled with one value."""
-    made = _allocate(shape, dtype, buffer, name)
+    made = allocate(shape, dtype, buffer, name)
     if made.dtype not in FLOATS:
         fill_value = int(fill_value)
     if made.v.layout.on_chip:
@@ -217,16 +218,9 @@ def zeros_like(
     return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
-def empty_like(
-    x: NkiTensor, dtype: Any = None, buffer: MemoryRegion | None = None, name: str = ""
-) -> NkiTensor:
-    """An uninitialised tensor with the shape (and dtype, buffer unless given) of x."""
-    return _allocate(x.shape, dtype or x.dtype, buffer or x.buffer, name)
-
-
 def rand(shape: Any, dtype: Any, buffer: MemoryRegion = SBUF, name: str = "") -> NkiTensor:
     """Uniform values in [0, 1) from the seed of `random_seed`."""
-    made = _allocate(shape, dtype, buffer, name)
+    made = allocate(shape, dtype, buffer, name)
     put(made, current().random.random(made.shape, np.float32), "nl.rand")
     return made
 
@@ -258,7 +252,7 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: NkiTensor | None =
     key = ("identity", n, dtype)
     found = constants.get(key)
     if found is None:
-        found = constants[key] = _allocate((n, n), dtype, SBUF, f"identity_{n}_{dtype}")
+        found = constants[key] = allocate((n, n), dtype, SBUF, f"identity_{n}_{dtype}")
         found.storage.born = 0  # older than any loop: it is there before the first trip
         put(found, identity, "nl.shared_identity_matrix")
     return found

@@ -17,12 +17,12 @@ from ..isa.random import dropout as drop
 from ..isa.transpose import nc_transpose
 from ..regions import ON_CHIP, PSUM, SBUF
 from ..tensor import NkiTensor
-from .creation import _allocate
+from .creation import allocate
 
 
 def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A new SBUF tile with the values of an HBM tensor; a 1-D tensor becomes [n, 1]."""
-    made = _allocate(src.shape, dtype or src.dtype)
+    made = allocate(src.shape, dtype or src.dtype)
     dma_copy(made, src)
     return made
 
@@ -36,7 +36,7 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A new SBUF tile with the transpose of a 2-D HBM tensor."""
     if src.ndim != 2:
         raise NkiValidationError(f"nl.load_transpose2d: src has shape {src.shape}; allowed: 2-D")
-    made = _allocate((src.shape[1], src.shape[0]), dtype or src.dtype)
+    made = allocate((src.shape[1], src.shape[0]), dtype or src.dtype)
     dma_copy(made, src.permute((1, 0)))
     return made
 
@@ -44,7 +44,7 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """The transpose of a 2-D tile: through PSUM for tiles beyond 32 x 32."""
     small = x.shape[0] <= 32 and x.v.layout.free <= 32
-    made = _allocate((x.v.layout.free, x.shape[0]), dtype or x.dtype, x.buffer if small else PSUM)
+    made = allocate((x.v.layout.free, x.shape[0]), dtype or x.dtype, x.buffer if small else PSUM)
     nc_transpose(made, x)
     return made
 
@@ -54,9 +54,9 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
     stationary = x
     if not transpose_x:
         flipped = transpose(x)
-        stationary = _allocate(flipped.shape, x.dtype)
+        stationary = allocate(flipped.shape, x.dtype)
         tensor_copy(stationary, flipped)
-    made = _allocate((stationary.v.layout.free, y.v.layout.free), "float32", PSUM)
+    made = allocate((stationary.v.layout.free, y.v.layout.free), "float32", PSUM)
     nc_matmul(made, stationary, y)
     return made
 
@@ -105,7 +105,7 @@ def is_sbuf(buffer: Any) -> bool:
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """X where the condition tile is nonzero, else y; tiles or scalars."""
     like = next((t for t in (x, y) if isinstance(t, NkiTensor)), condition)
-    made = _allocate(condition.shape, dtype or like.dtype)
+    made = allocate(condition.shape, dtype or like.dtype)
     reads = tuple(t for t in (condition, x, y) if isinstance(t, NkiTensor))
     chosen = np.where(
         fp32(condition, "nl.where", "condition") != 0,
@@ -119,11 +119,11 @@ def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
     """X with elements zeroed with probability `rate`, a scalar or a [P, 1] tile."""
-    dropped = _allocate(x.shape, x.dtype)
+    dropped = allocate(x.shape, x.dtype)
     drop(dropped, x, rate)
     if dtype is None or dtype_name(dtype) == x.dtype:
         return dropped
-    made = _allocate(x.shape, dtype)
+    made = allocate(x.shape, dtype)
     tensor_copy(made, dropped)
     return made
 
@@ -134,11 +134,11 @@ def gather_flattened(
     """data[p, indices[p, i]] over the flattened free dimensions."""
     if axis != 0:
         raise NkiValidationError(f"nl.gather_flattened: axis {axis}; allowed: 0")
-    gathered = _allocate(indices.shape, data.dtype)
+    gathered = allocate(indices.shape, data.dtype)
     nc_n_gather(gathered, data, indices)
     if dtype is None or dtype_name(dtype) == data.dtype:
         return gathered
-    made = _allocate(indices.shape, dtype)
+    made = allocate(indices.shape, dtype)
     tensor_copy(made, gathered)
     return made
 

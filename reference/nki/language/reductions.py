@@ -13,7 +13,7 @@ from ..isa.reduce import tensor_reduce
 from ..ops import alias
 from ..tensor import NkiTensor
 from .binary import add, logical_and, maximum, minimum, multiply
-from .creation import _allocate
+from .creation import allocate
 
 
 def _axes(me: str, x: NkiTensor, axis: Any) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def _shape(x: NkiTensor, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ..
 
 def _reduce(op: Any, x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTensor:
     axes = _axes(f"nl.{op.__name__}", x, axis)
-    made = _allocate(_shape(x, axes, keepdims), dtype or x.dtype)
+    made = allocate(_shape(x, axes, keepdims), dtype or x.dtype)
     tensor_reduce(made, op, x, axes)
     return made
 
@@ -45,7 +45,7 @@ def _computed(
 ) -> NkiTensor:
     """A reduction that the compiler lowers to several instructions, counted as one."""
     axes = _axes(f"nl.{name}", x, axis)
-    made = _allocate(_shape(x, axes, keepdims), dtype or x.dtype)
+    made = allocate(_shape(x, axes, keepdims), dtype or x.dtype)
     values: Array = function(fp32(x, f"nl.{name}", "x"), axes)
     put(made, values.reshape(made.shape), f"nl.{name}")
     finish("vector", name, (made,), (x,))
@@ -93,7 +93,7 @@ def var(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> N
 def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
     """E ** (x - max) / sum along the last free dimensions."""
     axes = _axes("nl.softmax", x, axis)
-    made = _allocate(x.shape, dtype or x.dtype)
+    made = allocate(x.shape, dtype or x.dtype)
     values = fp32(x, "nl.softmax", "x")
     weights = np.exp(values - values.max(axis=axes, keepdims=True))
     put(made, weights / weights.sum(axis=axes, keepdims=True), "nl.softmax")
@@ -112,7 +112,7 @@ def rms_norm(
 ) -> NkiTensor:
     """X / sqrt(sum(x ** 2) / n + epsilon) * w."""
     axes = _axes("nl.rms_norm", x, axis)
-    made = _allocate(x.shape, dtype or x.dtype)
+    made = allocate(x.shape, dtype or x.dtype)
     inner = dtype_name(compute_dtype or "float32")
     if inner != "float32":
         raise NkiValidationError(f"nl.rms_norm: compute_dtype {inner}; allowed: float32")

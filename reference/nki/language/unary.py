@@ -18,12 +18,12 @@ from ..isa.tensor_scalar import tensor_scalar
 from ..ops import token
 from ..regions import PSUM
 from ..tensor import NkiTensor
-from .creation import _allocate
+from .creation import allocate
 
 
 def _result(x: NkiTensor, dtype: Any) -> NkiTensor:
     """A new SBUF tile of x's shape."""
-    return _allocate(x.shape, x.dtype if dtype is None else dtype_name(dtype))
+    return allocate(x.shape, x.dtype if dtype is None else dtype_name(dtype))
 
 
 def _activate(op: Any, x: NkiTensor, dtype: Any) -> NkiTensor:
