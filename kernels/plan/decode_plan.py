@@ -37,7 +37,8 @@ class DecodePlan:
 
     shape: DecodeShape
     num_groups: Array
-    """[C, 1] int32: groups with work, the first always."""
+    """[C, 1] int32: groups with work on either core, the first always: cores whose loops differ in
+    trips hang a trn2."""
     gather_rows: Array
     """[C * L, 128, S + edge_tiles] int32: run of each slot, token of each edge tile."""
     chains: Array
@@ -160,7 +161,7 @@ class _Layout:
         shared_heads = np.array([[[shared_chain, shared_chain % self.num_groups]]], np.int32)
         return DecodePlan(
             shape=shape,
-            num_groups=used.astype(np.int32)[:, None],
+            num_groups=np.full((cores, 1), used.max(), np.int32),
             gather_rows=np.concatenate([by_slot.astype(np.int32), edge_rows], axis=2),
             chains=chain_and_heads.reshape(entries, -1),
             absent=absent.reshape(entries, -1),
