@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from mmap import mmap
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class Arena:
         self.region = region
         self.pitch = PSUM_PARTITION_BYTES if region is PSUM else SBUF_PARTITION_BYTES
         self.bytes: Array = np.empty(NUM_PARTITIONS * self.pitch, np.uint8)
-        self.unwritten: Array = np.ones(NUM_PARTITIONS * self.pitch, np.uint8)
+        # zeros of which the system makes the pages that are touched; calloc may clear all 28 MiB
+        self.written: Array = np.frombuffer(mmap(-1, NUM_PARTITIONS * self.pitch), np.uint8)
         self.serial = new_serial()
         self.tiles = PlacedTiles()
 
@@ -80,7 +82,7 @@ class Arena:
             base=start * self.pitch + byte,
             start=start,
         )
-        storage.writes = Written(self.unwritten)
+        storage.writes = Written(self.written)
         storage.serial = self.serial
         storage.in_arena = True
         self.tiles.add(storage)

@@ -171,8 +171,8 @@ class Storage(Bytes):
         """Which elements of `view` nothing has written, as booleans; None when there are none."""
         if self.written or self.writes.covers(view):
             return None
-        marks = self.writes.map_of(self, view)
-        return marks != 0 if marks.any() else None
+        missing = self.writes.missing(self, view)
+        return missing if missing.any() else None
 
     def forget_written(self, view: View, elements: Array, origin: GapOrigin | None) -> None:
         """Count these elements of a view that was written just now as not written."""

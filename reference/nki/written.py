@@ -20,17 +20,20 @@ _MAP_TYPES: Final[dict[int, Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
     4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
 }
+_WRITTEN: Final = 0xFF
+_REMOVED: Final = 0x02
 
 
-def _removed(view: View) -> int:
-    """An element of the map, all of whose bytes `remove` has marked."""
-    return int(np.iinfo(_MAP_TYPES[view.layout.itemsize]).max)
+def _each(view: View, byte: int) -> int:
+    """An element of the map, all of whose bytes are `byte`."""
+    return int.from_bytes([byte] * view.layout.itemsize, "little")
 
 
 class Written:
     """Written bytes of one storage: intervals [start, end) of the bytes of every partition, and
-    a map of the buffer (0 = written) that may lag behind the intervals.
+    a map of the buffer that may lag behind the intervals. It begins as zeros.
     """
 
     __slots__ = ("_ends", "_map", "_pending", "_shared", "_starts")
@@ -49,7 +52,16 @@ class Written:
             start = layout.free_byte(view.offset)
             self._insert(start, start + layout.free * layout.itemsize)
         else:
-            self.map_of(storage, view)[...] = 0
+            self.mark(storage, view, ...)
+
+    def mark(self, storage: Bytes, view: View, elements: Any) -> None:
+        """These elements of `view` are written now."""
+        self._map_of(storage, view)[elements] = _each(view, _WRITTEN)
+
+    def missing(self, storage: Bytes, view: View) -> Array:
+        """Which elements of `view` have a byte that is not written."""
+        found: Array = self._map_of(storage, view) != _each(view, _WRITTEN)
+        return found
 
     def add_all(self, storage: Bytes) -> None:
         """Every byte is written now."""
@@ -57,13 +69,13 @@ class Written:
 
     def remove(self, storage: Bytes, view: View, elements: Array) -> None:
         """These elements of `view` count as not written; from here on only the map is exact."""
-        self.map_of(storage, view)[elements] = _removed(view)
+        self._map_of(storage, view)[elements] = _each(view, _REMOVED)
         self._starts.clear()
         self._ends.clear()
 
     def removed_in(self, storage: Bytes, view: View) -> Array:
         """Which elements of `view` count as not written because of `remove`."""
-        marks: Array = self.map_of(storage, view) == _removed(view)
+        marks: Array = self._map_of(storage, view) == _each(view, _REMOVED)
         return marks
 
     def _insert(self, start: int, end: int) -> None:
@@ -96,14 +108,14 @@ class Written:
         at = bisect_right(self._starts, start)
         return bool(at) and layout.spans and self._ends[at - 1] >= start + layout.span
 
-    def map_of(self, storage: Bytes, view: View) -> Array:
-        """The map under `view`, one integer per element, 0 = written."""
+    def _map_of(self, storage: Bytes, view: View) -> Array:
+        """The map under `view`, one integer per element."""
         if self._map is None:
-            self._map = np.ones(storage.buffer.shape, np.uint8)
+            self._map = np.zeros(storage.buffer.shape, np.uint8)
         if self._pending:
             rows = storage.byte_rows(self._map)
             for start, end in self._pending:
-                rows[:, start:end] = 0
+                rows[:, start:end] = _WRITTEN
             self._pending.clear()
         layout = view.layout
         return np.ndarray(

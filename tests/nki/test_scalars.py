@@ -236,3 +236,19 @@ def test_state_of_python_in_a_scalar_expression_is_found_in_a_loop() -> None:
 
     with pytest.raises(NkiValidationError, match=r"other=2.*instead of 1"):
         kernel(one(2))
+
+
+def test_a_partly_written_int64_tensor_is_known_by_element() -> None:
+    @nki.jit
+    def kernel(column: Any) -> Any:
+        out = nl.ndarray((2, 2), dtype=nl.int64, buffer=nl.shared_hbm)
+        for row in range(2):
+            for i in range(2):
+                if (row, i) != (1, column):
+                    nisa.dma_copy(out[row : row + 1, i : i + 1], nl.zeros((1, 1), nl.int64))
+        nisa.dma_copy(nl.ndarray((1, 1), nl.int64), out[1:2, 0:1])
+        return None
+
+    kernel(1)
+    with pytest.raises(NkiValidationError, match="1 of 1 elements that nothing has written"):
+        kernel(0)

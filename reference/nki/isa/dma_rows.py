@@ -91,7 +91,7 @@ def store_rows(me: str, dst: NkiTensor, values: Array, valid: Array) -> None:
     if storage.watch is not None:
         storage.watch.before_write(storage, dst.v, me, np.flatnonzero(valid))
     if not storage.written:
-        storage.writes.map_of(storage, dst.v)[valid] = 0
+        storage.writes.mark(storage, dst.v, valid)
     storage.version += 1
     dst.v.array[valid] = values[valid]
 
@@ -102,7 +102,7 @@ def store_transposed_rows(me: str, dst: NkiTensor, values: Array, valid: Array) 
     if storage.watch is not None:
         storage.watch.before_write(storage, dst.v, me)
     if not storage.written:
-        storage.writes.map_of(storage, dst.v)[..., valid] = 0
+        storage.writes.mark(storage, dst.v, (..., valid))
     storage.version += 1
     dst.v.array[..., valid] = values[..., valid]
 
@@ -127,7 +127,7 @@ def scatter(me: str, dst: NkiTensor, values: Array, skip: bool) -> int:
         if storage.watch is not None:
             storage.watch.before_write(storage, table, me, np.unique(chosen))
         if not storage.written:
-            storage.writes.map_of(storage, table)[chosen] = 0
+            storage.writes.mark(storage, table, chosen)
         storage.version += 1
         table.array[chosen] = values[valid]
     return int((~valid).sum())

@@ -127,7 +127,7 @@ def put_where(t: NkiTensor, values: Array, valid: Array, instruction: str) -> No
             psum.overwrite(view, storage)
     np.copyto(view.array, values, where=valid)
     if not storage.written:
-        storage.writes.map_of(storage, view)[valid] = 0
+        storage.writes.mark(storage, view, valid)
     storage.version += 1
 
 
