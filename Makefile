@@ -23,7 +23,7 @@ $(VENV)/.model: | $(VENV)/bin/pip
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.model
-	$(BIN)/pip install -q -e '.[cli,model]'
+	$(BIN)/pip install -q -e '.[model]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.model
@@ -64,7 +64,7 @@ test-frameworks: $(FRAMEWORKS_VENV)/.ready
 	$(FRAMEWORKS_VENV)/bin/python -m pytest -W default tests/frameworks
 
 bench-scheduler: $(VLLM_VENV)/.ready
-	$(call VLLM_PYTHON,0.24) -m segattn.benchmarks.scheduler
+	$(call VLLM_PYTHON,0.24) -m segattn bench scheduler
 
 check: lint format-check types test
 

@@ -1,6 +1,6 @@
 """How much slower interpreting is than plain NumPy, measured in one run.
 
-`python -m segattn.benchmarks.interpreter` prints the ratio of an attention call and of much used
+Printed is the ratio of an attention call and of much used
 instructions, the first three with the limits they must keep. Checks and
 trace are on; each side runs with as many BLAS threads as the environment gives, so pin both to
 one (OMP_NUM_THREADS=1).
@@ -8,10 +8,10 @@ one (OMP_NUM_THREADS=1).
 
 from __future__ import annotations
 
-import argparse
-import sys
+import json
 import time
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from segattn.kernels import segmented_attention
 from segattn.reference import nki
 from segattn.reference.nki.trace import Trace
+from segattn.reference.terminal import columns, table
 
 Array = npt.NDArray[Any]
 ATTENTION_LIMIT = 4.0
@@ -166,28 +167,40 @@ def _tiles(shape: tuple[int, ...], *dtypes: str) -> list[Any]:
     return [nki.language.ndarray(shape, dtype=dtype) for dtype in dtypes]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the ratios; exit 1 with --check when one is above its limit."""
-    parser = argparse.ArgumentParser(prog="segattn.benchmarks.interpreter", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of which the best counts")
+def add_arguments(parser: ArgumentParser) -> None:
+    """How long to measure, and whether to judge."""
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of which the best counts (7)")
     parser.add_argument("--check", action="store_true", help="fail above the limits")
-    args = parser.parse_args(argv)
+
+
+def run(options: Namespace) -> int:
+    """Print the ratios; 1 with --check when one is above its limit."""
+    if options.rounds < 1:
+        options.parser.error(f"--rounds={options.rounds}: must be at least 1")
     attention = Comparison(
-        f"attention S={S} prior={PRIOR} heads={HEADS} bf16", *attention_ratio(args.rounds)
+        f"attention S={S} prior={PRIOR} heads={HEADS} bf16", *attention_ratio(options.rounds)
     )
-    costs = instruction_costs(args.rounds)
+    measured = [attention, *instruction_costs(options.rounds)]
     limits = [ATTENTION_LIMIT, TENSOR_SCALAR_LIMIT, TENSOR_SCALAR_LIMIT]
-    worst = 0.0
-    for measured, limit in zip_longest([attention, *costs], limits):
-        ratio = measured.interpreted / measured.numpy
-        worst = max(worst, ratio / limit if limit else 0.0)
-        print(
-            f"{measured.name:42} interpreter {measured.interpreted * 1e3:8.3f} ms, NumPy "
-            f"{measured.numpy * 1e3:8.3f} ms, ratio {ratio:5.2f}"
-            + (f" (limit {limit:g})" if limit else "")
-        )
-    return 1 if args.check and worst > 1 else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    rows = [
+        {
+            "name": one.name,
+            "interpreted_ms": 1e3 * one.interpreted,
+            "numpy_ms": 1e3 * one.numpy,
+            "ratio": one.interpreted / one.numpy,
+            "limit": limit,
+        }
+        for one, limit in zip_longest(measured, limits)
+    ]
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        heads = columns("what", ">interpreter ms", ">NumPy ms", ">ratio", ">limit")
+        cells = [
+            [row["name"], *(f"{row[k]:.3f}" for k in ("interpreted_ms", "numpy_ms", "ratio"))]
+            + [row["limit"] or ""]
+            for row in rows
+        ]
+        print(table("CPU time, measured", heads, cells))
+    above = any(r.interpreted > limit * r.numpy for r, limit in zip(measured, limits, strict=False))
+    return int(options.check and above)

@@ -1,77 +1,111 @@
-"""`segattn trace SCRIPT [ARG ...]`: model every NKI kernel that a Python script launches.
+"""Model every NKI kernel that a Python script launches.
 
 The script runs unchanged with `nki` standing for this project's interpreter. For each launch the
 terminal shows what bounds it and where its engines wait; `--perfetto` writes timelines for
 ui.perfetto.dev. All times are modelled, none measured. A script that fails does so after the report
-of the launches before.
+of the launches before, with its own traceback.
 """
 
 import argparse
+import json
 import runpy
 import sys
-from collections.abc import Sequence
+import traceback
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 
-from segattn.benchmarks.kernels.cost_report import report
+from segattn.benchmarks.kernels.cost_report import model_bands, print_report
+from segattn.benchmarks.launch_summary import launch_rows, launch_table
 from segattn.reference import nki
 from segattn.reference.nki import launch as launching
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
-from segattn.reference.nki.trace import Trace
+from segattn.reference.nki.trace import Launch, Trace
+from segattn.reference.outputs import output_folder
 
 
-def parser() -> argparse.ArgumentParser:
+def add_arguments(parser: ArgumentParser) -> None:
     """Options, then the script and its own arguments."""
-    made = argparse.ArgumentParser("segattn trace", description=__doc__)
-    made.add_argument("--stalls", type=int, default=10, help="stalls shown per launch")
-    made.add_argument("--path", action="store_true", help="print the critical path per launch")
-    made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
-    made.add_argument("--constants", type=Path, help="microbenchmark results to model with")
-    made.add_argument("script", type=Path)
-    made.add_argument("arguments", nargs=argparse.REMAINDER)
-    return made
+    parser.add_argument("--stalls", type=int, default=10, help="stalls shown per launch (10)")
+    parser.add_argument("--path", action="store_true", help="print the critical path per launch")
+    parser.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
+    parser.add_argument("--constants", type=Path, help="microbenchmark results to model with")
+    parser.add_argument("--wide", action="store_true", help="all columns of the table")
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the script is the name of a module"
+    )
+    parser.add_argument("script", help="a file, or with -m a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line; 2 when the script or the constants cannot be read, or no kernel runs."""
-    options = parser().parse_args(argv)
+def run(options: Namespace) -> int:
+    """Run the script and report its launches; 1 when it failed."""
     if options.stalls < 0:
-        parser().error(f"--stalls={options.stalls}: must be at least 0")
-    if not options.script.is_file():
-        print(f"error: script {str(options.script)!r} is not a file", file=sys.stderr)
-        return 2
-    try:
-        constants = CostConstants.from_results(options.constants) if options.constants else BASE
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        options.parser.error(f"--stalls={options.stalls}: must be at least 0")
+    if not options.module and not Path(options.script).is_file():
+        raise ValueError(f"script {options.script!r} is not a file")
+    constants = CostConstants.from_results(options.constants) if options.constants else BASE
+    folder = output_folder(options.perfetto) if options.perfetto else None
+    launches, failure = _launches_of(options)
+    if not launches and failure is None:
+        raise ValueError(f"{options.script} launched no NKI kernel")
+    every = []
+    for number, launch in enumerate(launches):
+        bands = model_bands(launch, constants)
+        every.append(bands)
+        result = bands["base"]
+        if not options.json:
+            print_report(bands, options.stalls, options.path, wide=options.wide)
+        if folder:
+            write_perfetto(result, folder / f"{number:03}_{launch.kernel}.json")
+    rows = launch_rows(every)
+    print(json.dumps(rows) if options.json else launch_table(rows, options.wide))
+    if isinstance(failure, (SystemExit, KeyboardInterrupt)):
+        raise failure
+    if failure is not None:
+        sys.stdout.flush()
+        # From the script's own frame on: runpy and this file are nobody's business.
+        own = failure.__traceback__
+        while own is not None and "runpy" not in own.tb_frame.f_code.co_filename:
+            own = own.tb_next
+        while own is not None and "runpy" in own.tb_frame.f_code.co_filename:
+            own = own.tb_next
+        traceback.print_exception(type(failure), failure, own or failure.__traceback__)
+    return int(failure is not None)
+
+
+def _launches_of(options: Namespace) -> tuple[list[Launch], BaseException | None]:
+    """The launches of the script that were whole, and what it raised."""
     nki.install()
-    before, path = sys.argv, sys.path
-    sys.argv = [str(options.script), *options.arguments]
-    sys.path = [str(options.script.resolve().parent), *path]  # as `python SCRIPT` has it
     failure: BaseException | None = None
-    with Trace() as trace:
+    with Trace() as trace, _as_main(options):
         try:
-            runpy.run_path(str(options.script), run_name="__main__")
-        except BaseException as error:  # raised again behind the report of what did run
+            if options.module:
+                runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(options.script, run_name="__main__")
+        except BaseException as error:  # told behind the report of what did run
             failure = error
-        finally:
-            sys.argv, sys.path = before, path
-    if not trace.launches and failure is None:
-        print(f"error: {options.script} launched no NKI kernel", file=sys.stderr)
-        return 2
     launches = list(trace.launches)
     if failure is not None and _in_kernel(failure):
         print(f"launch {len(launches)}, {launches.pop().kernel}, failed: left out", file=sys.stderr)
-    for number, launch in enumerate(launches):
-        result = report(launch, constants, options.stalls, options.path)
-        if options.perfetto:
-            options.perfetto.mkdir(parents=True, exist_ok=True)
-            write_perfetto(result, options.perfetto / f"{number:03}_{launch.kernel}.json")
-    if failure is not None:
-        raise failure
-    return 0
+    return launches, failure
+
+
+@contextmanager
+def _as_main(options: Namespace) -> Iterator[None]:
+    """sys.argv and sys.path as `python SCRIPT` and `python -m MODULE` have them."""
+    before, path = sys.argv, sys.path
+    folder = Path() if options.module else Path(options.script).parent
+    sys.argv = [options.script, *options.arguments]
+    sys.path = [str(folder.resolve()), *path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = before, path
 
 
 def _in_kernel(failure: BaseException) -> bool:

@@ -1,16 +1,15 @@
-"""`segattn buckets`: plan bucket lists from the steps of recorded runs."""
+"""Plan bucket lists from the steps of recorded runs."""
 
-import argparse
 import json
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..reference.paging import attention_rows
 from .bucket_planner import BucketPlan, Rows, evaluate, plan_buckets
-from .cli import failure
-from .timeline import read_steps
+from .report_file import Report, read_report
 
 
 @dataclass(frozen=True)
@@ -43,63 +42,63 @@ PHASES = (
 )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="segattn buckets", description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
+    """Reports, and how many buckets to plan for."""
     help_ = "output of `segattn generate --json`; several must have the same buckets"
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help=help_)
-    parser.add_argument("--max-buckets", type=int, default=4, help="plan for 1 to this many")
-    options = parser.parse_args(argv)
+    parser.add_argument("--max-buckets", type=int, default=4, help="plan for 1 to this many (4)")
+
+
+def run(options: Namespace) -> int:
+    """Print the list in use and the best ones."""
     if options.max_buckets < 1:
-        parser.error(f"--max-buckets={options.max_buckets}: must be at least 1")
-    try:
-        for phase in PHASES:
-            used, sizes = read_sizes(options.reports, phase)
-            print("\n".join(describe(phase, used, sizes, options.max_buckets)))
-    except (OSError, ValueError) as error:
-        return failure(str(error))
+        options.parser.error(f"--max-buckets={options.max_buckets}: must be at least 1")
+    reports = {str(path): read_report(path) for path in options.reports}
+    for phase in PHASES:
+        used, sizes = sizes_of(reports, phase)
+        plans = best_plans(phase, used, sizes, options.max_buckets)
+        if options.json:
+            print(json.dumps({"option": phase.option, "plans": {k: asdict(p) for k, p in plans}}))
+            continue
+        print(f"{phase.meaning}: {sum(sizes.values())} steps, {phase.option}")
+        for name, plan in plans:
+            buckets = ",".join(map(str, plan.buckets))
+            print(f"  {name:<7} {buckets:<24} {plan.num_rows:>8} rows, {plan.waste:6.1%} padding")
     return 0
 
 
-def read_sizes(reports: Sequence[Path], phase: Phase) -> tuple[list[int], Counter[int]]:
+def sizes_of(reports: Mapping[str, Report], phase: Phase) -> tuple[list[int], Counter[int]]:
     """The bucket list that the reports used, and how often each size occurred in their steps.
 
-    ValueError for a file that is no report and for reports with different lists.
+    ValueError for reports with different lists, and for a step beyond its list.
     """
-    lists: dict[str, list[int]] = {}
-    sizes: Counter[int] = Counter()
-    for report in reports:
-        try:
-            steps = read_steps(report)
-        except ValueError as error:
-            raise ValueError(f"report {str(report)!r}: {error}") from error
-        try:
-            config = json.loads(report.read_text(encoding="utf-8"))["config"]
-            lists[str(report)] = [int(bucket) for bucket in config[phase.used]]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"report {str(report)!r}: config.{phase.used} is missing") from error
-        sizes.update(step.num_tokens for step in steps if step.state == phase.state)
+    lists: dict[str, list[int]] = {name: getattr(r, phase.used) for name, r in reports.items()}
     first = next(iter(lists.values()))
     if any(other != first for other in lists.values()):
         raise ValueError(f"reports have different {phase.used}: {lists}")
+    sizes: Counter[int] = Counter()
+    for name, report in reports.items():
+        for number, step in enumerate(report.steps):
+            if step.state != phase.state:
+                continue
+            if not 1 <= step.num_tokens <= first[-1]:
+                raise ValueError(
+                    f"{name}: steps[{number}].num_tokens={step.num_tokens}: must be within "
+                    f"1..{first[-1]}, the largest of {phase.used}"
+                )
+            sizes[step.num_tokens] += 1
     return first, sizes
 
 
-def describe(
+def best_plans(
     phase: Phase, used: Sequence[int], sizes: Mapping[int, int], max_buckets: int
-) -> Iterator[str]:
-    """Lines on one phase: the list in use, then the best list for each number of buckets."""
-    yield f"{phase.meaning}: {sum(sizes.values())} steps, {phase.option}"
-    yield _line("in use", evaluate(used, sizes, phase.rows))
+) -> Iterator[tuple[str, BucketPlan]]:
+    """The list in use, then the best list for each number of buckets."""
+    yield "in use", evaluate(used, sizes, phase.rows)
     previous: BucketPlan | None = None
     for num_buckets in range(1, max_buckets + 1):
         plan = plan_buckets(sizes, used[-1], num_buckets, phase.rows)
         if plan == previous:
             break  # more buckets save nothing
-        yield _line(f"best {num_buckets}", plan)
+        yield f"best {num_buckets}", plan
         previous = plan
-
-
-def _line(name: str, plan: BucketPlan) -> str:
-    buckets = ",".join(map(str, plan.buckets))
-    return f"  {name:<7} {buckets:<24} {plan.num_rows:>8} rows, {plan.waste:6.1%} padding"

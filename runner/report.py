@@ -3,20 +3,17 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from ..reference.extras import MissingExtraError
+from ..reference.terminal import columns, printable, table
 from ..scheduler import SchedulerConfig
 from .compile_plan import GraphShape
 from .plain_forward import Comparison
 from .serving import PromptResult
 from .step import Step
 
-try:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-except ModuleNotFoundError as error:
-    raise MissingExtraError("rich", "cli") from error
+FORMAT = "segattn generate 1"
+"""Tells a report from other JSON, and its fields from those of other releases."""
 
 
 @dataclass(frozen=True)
@@ -34,43 +31,46 @@ class GenerationReport:
     check: Comparison | None
 
 
+def to_json(report: GenerationReport) -> dict[str, Any]:
+    """Plain values, which `segattn timeline` and `segattn buckets` read again."""
+    return {"format": FORMAT, **asdict(report)}
+
+
 def print_json(report: GenerationReport) -> None:
     """One JSON object on stdout."""
-    print(json.dumps(asdict(report), indent=2))
+    print(json.dumps(to_json(report), indent=2))
 
 
-def print_text(report: GenerationReport) -> None:
+def print_text(report: GenerationReport, *, wide: bool = False) -> None:
     """Texts, the table of steps, and a line of totals on stdout."""
-    console = Console(highlight=False, soft_wrap=True)
     for result in report.requests:
         if result.error is None:
-            text = Text(result.prompt, style="bold")
-            console.print(text.append(result.text, style="not bold"), end="\n\n")
+            print(printable(result.prompt + result.text, "\n\t"), end="\n\n")
     if report.steps:
-        console.print(_step_table(report.steps))
-        console.print(_totals(report))
+        print(_step_table(report.steps, wide))
+        print(_totals(report))
     if report.check is not None:
-        console.print(_check_line(report.check, report.dtype))
+        print(_check_line(report.check, report.dtype))
 
 
-def _step_table(steps: Sequence[Step]) -> Table:
-    table = Table(title="Steps", title_justify="left")
-    table.add_column("step", justify="right")
-    table.add_column("state", no_wrap=True)
-    table.add_column("requests")
-    table.add_column("tokens", justify="right")
-    table.add_column("padded", justify="right")
-    table.add_column("bucket", no_wrap=True)
-    for step in steps:
-        table.add_row(
-            str(step.index),
-            step.state,
+def _step_table(steps: Sequence[Step], wide: bool) -> str:
+    heads = columns(
+        ">step", "state", "requests", ">tokens", ">padded", "bucket", "+>in cache", "+>ms"
+    )
+    rows = [
+        (
+            step.index,
+            step.state.removeprefix("ACTIVE_").lower(),
             " ".join(step.request_ids),
-            str(step.num_tokens),
-            str(step.num_tokens_padded),
+            step.num_tokens,
+            step.num_tokens_padded,
             step.graph,
+            step.num_prior_tokens,
+            f"{1e3 * step.duration_seconds:.1f}",
         )
-    return table
+        for step in steps
+    ]
+    return table("Steps", heads, rows, wide=wide)
 
 
 def _totals(report: GenerationReport) -> str:

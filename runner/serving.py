@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..reference.terminal import ShowProgress
 from ..scheduler import Request, RequestError
 from .engine import Engine
 from .llama import Llama
 from .plain_forward import NOTHING_COMPARED, Comparison, compare_with_plain
-from .progress import ShowProgress
 from .step import Step
 from .tokenizer import Tokenizer
 
@@ -41,17 +41,22 @@ def submit(
             if not _is_text(prompt):
                 raise RequestError(result.request_id, "the prompt is not valid Unicode text")
             result.prompt_token_ids = encode(prompt) if prompt else []
-            request = Request(
-                result.request_id,
-                result.prompt_token_ids,
-                max_tokens,
-                eos_token_id=tokenizer.stop_token_ids[0],
-                stop_token_ids=tokenizer.stop_token_ids[1:],
+            engine.add_request(
+                make_request(tokenizer, result.request_id, result.prompt_token_ids, max_tokens)
             )
-            engine.add_request(request)
         except RequestError as error:
             result.error = str(error)
     return results
+
+
+def make_request(
+    tokenizer: Tokenizer, request_id: str, token_ids: list[int], max_tokens: int
+) -> Request:
+    """A request that ends at the model's stop tokens."""
+    eos, *others = tokenizer.stop_token_ids
+    return Request(
+        request_id, token_ids, max_tokens, eos_token_id=eos, stop_token_ids=tuple(others)
+    )
 
 
 def _is_text(prompt: str) -> bool:

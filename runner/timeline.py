@@ -1,19 +1,20 @@
-"""`segattn timeline`: the steps of a run as a Perfetto trace and as one self-contained HTML page.
+"""The steps of a run as a Perfetto trace and as one self-contained HTML page.
 
 Input is the JSON of `segattn generate --json`. The trace is Chrome's trace event format, which
 https://ui.perfetto.dev and chrome://tracing open as it is: one row for the steps, one per request,
 and counters of padding, queues and cache. Times are the host's.
 """
 
-import argparse
 import html
 import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from .cli import failure
+from ..reference.outputs import OutputFile
+from .report_file import read_report
 from .step import Step
 
 _PROCESS = 1
@@ -21,33 +22,29 @@ _STEPS_THREAD = 0
 """Row of the steps; request rows follow."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="segattn timeline", description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
+    """The report and what to write."""
     parser.add_argument("report", type=Path, help="output of `segattn generate --json`")
     parser.add_argument("--perfetto", type=Path, help="trace file to write")
     parser.add_argument("--html", type=Path, help="page to write")
-    options = parser.parse_args(argv)
-    if options.perfetto is None and options.html is None:
-        return failure("nothing to write: give --perfetto FILE, --html FILE or both")
-    try:
-        steps = read_steps(options.report)
-    except (OSError, ValueError) as error:
-        return failure(f"report {str(options.report)!r}: {error}")
-    if options.perfetto is not None:
-        options.perfetto.write_text(json.dumps({"traceEvents": list(trace_events(steps))}))
-    if options.html is not None:
-        options.html.write_text(html_page(steps), encoding="utf-8")
+
+
+def run(options: Namespace) -> int:
+    """Write the files; with --json print the totals."""
+    if options.perfetto is None and options.html is None and not options.json:
+        raise ValueError("nothing to write: give --perfetto FILE, --html FILE, --json or several")
+    perfetto = OutputFile(options.perfetto) if options.perfetto else None
+    html_file = OutputFile(options.html) if options.html else None
+    steps = read_report(options.report).steps
+    if perfetto:
+        perfetto.save_json({"traceEvents": list(trace_events(steps))})
+    if html_file:
+        html_file.save(html_page(steps))
+    if options.json:
+        totals = {"num_tokens": 0, "num_tokens_padded": 0, "duration_seconds": 0}
+        sums = {name: sum(getattr(step, name) for step in steps) for name in totals}
+        print(json.dumps({"num_steps": len(steps), **sums}))
     return 0
-
-
-def read_steps(report: Path) -> list[Step]:
-    """Steps of a report. ValueError when the file is no report of `generate --json`."""
-    try:
-        rows = json.loads(report.read_text(encoding="utf-8"))["steps"]
-        return [Step(**(row | {"request_ids": tuple(row["request_ids"])})) for row in rows]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"not the output of `segattn generate --json`: {error!r}") from error
 
 
 def trace_events(steps: Sequence[Step]) -> Iterator[dict[str, Any]]:
@@ -115,7 +112,7 @@ def html_page(steps: Sequence[Step]) -> str:
     request_ids = list(dict.fromkeys(i for step in steps for i in step.request_ids))
     end = max((s.start_seconds + s.duration_seconds for s in steps), default=1.0)
     begin = min((s.start_seconds for s in steps), default=0.0)
-    scale = (1000 - _LABEL_WIDTH) / (end - begin)
+    scale = (1000 - _LABEL_WIDTH) / ((end - begin) or 1.0)
     rows = []
     for row, name in enumerate(["steps", *request_ids]):
         label = html.escape(name if row == 0 else f"request {name}")
@@ -139,8 +136,9 @@ def html_page(steps: Sequence[Step]) -> str:
 def _bars(step: Step, row: int, x: float, scale: float) -> list[str]:
     """The bar of a step in one row, its padded share grey from the top."""
     top, width = row * _ROW_HEIGHT, max(scale * step.duration_seconds, 0.5)
-    grey = _BAR_HEIGHT * (1 - step.num_tokens / step.num_tokens_padded)
-    kind = step.graph.rsplit("_s", 1)[0] if "prefill" in step.graph else "decode"
+    grey = _BAR_HEIGHT * max(0.0, 1 - step.num_tokens / max(step.num_tokens_padded, 1))
+    kinds = ("segmented_prefill", "prefill")
+    kind = next((kind for kind in kinds if step.graph.startswith(kind)), "decode")
     title = html.escape(
         f"step {step.index}: {step.graph}, {step.num_tokens} of {step.num_tokens_padded} tokens"
     )

@@ -35,7 +35,11 @@ class Tokenizer:
         return self.backend.encode(text).ids
 
     def encode_chat(self, text: str) -> list[int]:
-        """Ids of one user message in the chat template, up to where the assistant answers.
+        """Ids of one user message in the chat template, up to where the assistant answers."""
+        return self.encode_messages([{"role": "user", "content": text}])
+
+    def encode_messages(self, messages: list[dict[str, str]]) -> list[int]:
+        """Ids of a conversation in the chat template, up to where the assistant answers.
 
         ValueError when the model has no chat template.
         """
@@ -43,7 +47,7 @@ class Tokenizer:
             raise ValueError("the model has no chat template: give prompts as raw text")
         rendered = render_chat(
             self.chat_template,
-            [{"role": "user", "content": text}],
+            messages,
             bos_token=self.bos_token,
             eos_token=self.eos_token,
         )

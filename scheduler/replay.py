@@ -1,16 +1,18 @@
-"""Replay recorded traces and compare every decision: `python -m segattn.scheduler.replay FILE ...`.
+"""Replay recorded traces and compare every decision.
 
 Prints the first difference of each failing trace and closes with `N passed, N failed`; the exit
 status is 0 only if none failed. A trace that cannot be replayed at all counts as failed.
 """
 
-import argparse
+import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..reference.terminal import one_line
 from .trace import Event, TraceDriver, read_traces
 
 
@@ -76,21 +78,24 @@ def _problems(path: Path) -> Iterator[tuple[str, object]]:
         yield "is not a readable .jsonl.gz of traces", error
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line of this module; the exit status."""
-    parser = argparse.ArgumentParser(prog="segattn.scheduler.replay", description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
+    """Files of traces."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a .jsonl.gz of traces")
-    passed = failed = 0
-    for path in parser.parse_args(arguments).files:
+
+
+def run(options: Namespace) -> int:
+    """Replay all files; 1 if a trace failed."""
+    passed, failures = 0, []
+    for path in options.files:
         for name, problem in _problems(path):
             if problem is None:
                 passed += 1
-            else:
-                failed += 1
-                print(f"{path.name} {name}: {problem}")
-    print(f"{passed} passed, {failed} failed")
-    return 0 if failed == 0 else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+                continue
+            failures.append({"file": str(path), "trace": name, "problem": str(problem)})
+            if not options.json:
+                print(one_line(f"{path.name} {name}: {problem}"))
+    if options.json:
+        print(json.dumps({"passed": passed, "failures": failures}))
+    else:
+        print(f"{passed} passed, {len(failures)} failed")
+    return int(bool(failures))

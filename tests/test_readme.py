@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from segattn.cli import COMMANDS
 from segattn.reference import attention
-from segattn.runner.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def test_every_make_target_and_command_in_it_exists() -> None:
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for command in re.findall(r"segattn ([a-z]+)\b", README):
-        assert command in COMMANDS, command
+        assert command in {*COMMANDS, "completion"}, command
 
 
 @pytest.mark.parametrize(

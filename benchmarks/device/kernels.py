@@ -7,6 +7,7 @@ gives is compared with the reference, so that the results to expect are right.
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from segattn.benchmarks.kernels.targets import Target
 from segattn.benchmarks.kernels.workloads import Workload
 from segattn.reference import attention
 from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.outputs import OutputFile
 
 TOLERANCE = 1e-2
 """Relative L2 error allowed between device and interpreter, and interpreter and reference: bf16."""
@@ -160,6 +162,8 @@ def run_measured(
 ) -> int:
     """Measure on the device; 1 if a row failed or is wrong. DeviceError without a device."""
     require_device()
+    out = OutputFile(options.out) if options.out else None
+    text = sys.stderr if options.json else sys.stdout
     rows: list[dict[str, Any]] = []
     for target in targets:
         label = target.workload.label
@@ -168,19 +172,22 @@ def run_measured(
         except DeviceError as error:
             # The other rows are worth measuring all the same.
             row = {"label": label, "kernel": target.workload.kernel, "error": str(error)}
-            print(f"{label}: FAILED: {error}")
+            print(f"{label}: FAILED: {error}", file=text)
         else:
             verdict = "ok" if _is_right(row) else "WRONG"
             print(
                 f"{label}: measured p50 {row['p50_us']:.1f} us, p99 {row['p99_us']:.1f} us, "
                 f"{row['mfu'] if row['metric'] == 'mfu' else row['hbm_share']:.1%}, "
                 f"relative error {row['relative_error']:.1e}, of what was expected "
-                f"{row['reference_error']:.1e}: {verdict}"
+                f"{row['reference_error']:.1e}: {verdict}",
+                file=text,
             )
         rows.append(row)
-        if options.json:
-            results = {"kind": "measured", "segattn": __version__, "rows": rows}
-            options.json.write_text(json.dumps(results, indent=1))
+        results = {"kind": "measured", "segattn": __version__, "rows": rows}
+        if out:
+            out.save_json(results)
+    if options.json:
+        print(json.dumps(results, indent=1))
     return 0 if all(map(_is_right, rows)) else 1
 
 

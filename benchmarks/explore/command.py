@@ -1,4 +1,4 @@
-"""Walk every reachable state of every small Neuron configuration: `segattn explore`.
+"""Walk every reachable state of every small Neuron configuration.
 
 Shows for the default policy and its options that no state deadlocks or livelocks, no batch is
 mixed, no decode is preempted, no block leaks or has a wrong owner, admission keeps its order, a
@@ -6,8 +6,8 @@ step has at most one prefill and every padded count is the smallest bucket; with
 documented` it prints the shortest way into a deadlock of the published design.
 """
 
-import argparse
-import time
+import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +15,8 @@ from multiprocessing import Pool
 
 from segattn.benchmarks.explore.explorer import Action, Exploration, World, explore, perform
 from segattn.reference.paging import default_buckets, num_blocks_for
-from segattn.runner.cli import PARTLY_FAILED
+from segattn.reference.processes import end_with_parent
+from segattn.reference.terminal import phase
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 
 POLICIES = {
@@ -120,39 +121,51 @@ def report_violation(world: World, found: Exploration) -> None:
         print(f"  {number}. {line}")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line; 1 if a rule is broken."""
-    parser = argparse.ArgumentParser("segattn explore", description=__doc__)
-    parser.add_argument("--policy", choices=POLICIES, default="default")
+def add_arguments(parser: ArgumentParser) -> None:
+    """Policy, upper bounds of the configurations, processes."""
+    parser.add_argument("--policy", choices=POLICIES, default="default", help="(default)")
     parser.add_argument("--requests", type=int, default=2, help="requests that arrive (2)")
     parser.add_argument("--max-model-len", type=int, default=3, help="longest sequence (3)")
     parser.add_argument("--block-size", type=int, default=3, help="largest block (3)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
-    arguments = parser.parse_args(argv)
+
+
+def run(options: Namespace) -> int:
+    """Walk all configurations; 1 if a rule is broken."""
     for name in ("requests", "max_model_len", "block_size", "jobs"):
-        if (value := getattr(arguments, name)) < 1:
+        if (value := getattr(options, name)) < 1:
             # Nothing at all would be walked, and no rule broken.
-            parser.error(f"--{name.replace('_', '-')}={value}: must be at least 1")
-    size = Size(arguments.requests, arguments.max_model_len, arguments.block_size)
-    every = list(worlds(size, POLICIES[arguments.policy]))
-    num_states = num_transitions = 0
-    start = shown = time.monotonic()
-    with Pool(arguments.jobs) as pool:
-        for number, found in enumerate(pool.imap(explore, every, chunksize=4), start=1):
+            options.parser.error(f"--{name.replace('_', '-')}={value}: must be at least 1")
+    size = Size(options.requests, options.max_model_len, options.block_size)
+    every = list(worlds(size, POLICIES[options.policy]))
+    num_states = num_transitions = number = 0
+    broken: Exploration | None = None
+    with (
+        Pool(options.jobs, end_with_parent) as pool,
+        phase("configurations", len(every)) as advance,
+    ):
+        for found in pool.imap(explore, every, chunksize=4):
+            number += 1
             num_states += found.num_states
             num_transitions += found.num_transitions
-            seconds = time.monotonic() - start
-            counts = (
-                f"{number} of {len(every)} configurations, {num_states:,} states, "
-                f"{num_transitions:,} transitions, {seconds:.0f} s"
-            )
+            advance(1)
             if found.violation is not None:
-                pool.terminate()
-                print(counts)
-                report_violation(every[number - 1], found)
-                return PARTLY_FAILED
-            if time.monotonic() - shown > 10 or number == len(every):
-                shown = time.monotonic()
-                print(counts, flush=True)
+                broken = found
+                break
+    counts = {
+        "configurations": number,
+        "of": len(every),
+        "states": num_states,
+        "transitions": num_transitions,
+    }
+    if options.json:
+        violation = broken and broken.violation
+        path = list(describe_path(every[number - 1], broken.path)) if broken else []
+        print(json.dumps({**counts, "violation": violation, "path": path}))
+        return int(broken is not None)
+    print(", ".join(f"{value:,} {name}" for name, value in counts.items()))
+    if broken is not None:
+        report_violation(every[number - 1], broken)
+        return 1
     print("no rule is broken in any reachable state")
     return 0

@@ -1,13 +1,13 @@
-"""Compare a scheduler with the NumPy model on random work: `segattn fuzz --kind neuron`.
+"""Compare a scheduler with the NumPy model on random work.
 
 A Hypothesis state machine drives both, step by step, until the time is over; the features that it
 exercised are counted. A failure is shrunk and written as a trace that `segattn replay` reads.
 """
 
-import argparse
+import json
 import math
 import time
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,22 +15,14 @@ from segattn.benchmarks.fuzz.coverage import Coverage
 from segattn.benchmarks.fuzz.machine import KINDS, SchedulerMachine, machine
 from segattn.benchmarks.fuzz.shrink import shrink
 from segattn.benchmarks.fuzz.strategies import default_policies
-from segattn.benchmarks.whole_tables import print_whole
-from segattn.reference.extras import MissingExtraError
+from segattn.reference.outputs import OutputFile
 from segattn.reference.scheduler_state import NeuronRules
-from segattn.runner.cli import PARTLY_FAILED
+from segattn.reference.terminal import columns, phase, table
 from segattn.scheduler.trace import write_traces
 
 from hypothesis import HealthCheck, Phase, seed, settings  # isort: skip - after strategies
 from hypothesis import strategies as st  # isort: skip - the same
 from hypothesis.stateful import run_state_machine_as_test  # isort: skip - the same
-
-try:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-except ImportError as error:
-    raise MissingExtraError("rich", "cli") from error
 
 RUNS_PER_ROUND = 20
 EVENTS_PER_RUN = 40
@@ -52,16 +44,13 @@ def run_round(machine_class: type[SchedulerMachine], number: int) -> None:
     )
 
 
-def fuzz(
-    machine_class: type[SchedulerMachine], minutes: float, first_round: int, console: Console
-) -> int | None:
+def fuzz(machine_class: type[SchedulerMachine], minutes: float, first_round: int) -> int | None:
     """Run rounds until the time is over; the number of the round that failed, if one did."""
-    start, end = time.monotonic(), time.monotonic() + 60 * minutes
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(machine_class.kind, total=end - start)
-        number = first_round
-        while number == first_round or time.monotonic() < end:
+    start = time.monotonic()
+    seconds = 60 * minutes
+    number, shown = first_round, 0
+    with phase(f"{machine_class.kind}: seconds of random runs", round(seconds)) as advance:
+        while number == first_round or time.monotonic() - start < seconds:
             try:
                 run_round(machine_class, number)
             except Exception:  # any failure of the scheduler under test is the finding
@@ -69,25 +58,20 @@ def fuzz(
                     raise
                 return number
             number += 1
-            counts = machine_class.coverage.counts
-            text = f"{machine_class.kind}: {(number - first_round) * RUNS_PER_ROUND} runs"
-            done = min(time.monotonic(), end) - start
-            progress.update(task, completed=done, description=f"{text}, {counts['steps']} steps")
+            done = min(int(time.monotonic() - start), round(seconds))
+            advance(done - shown)
+            shown = done
     return None
 
 
-def coverage_table(coverage: Coverage) -> Table:
+def coverage_table(coverage: Coverage) -> str:
     """What the runs exercised."""
-    table = Table("feature", "times", title="coverage")
-    for name in coverage.features:
-        count = coverage.counts[name]
-        table.add_row(name, str(count) if count else "not reached", style="" if count else "yellow")
-    return table
+    rows = [(name, coverage.counts[name] or "not reached") for name in coverage.features]
+    return table("coverage", columns("feature", ">times"), rows)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line; 1 if a run failed."""
-    parser = argparse.ArgumentParser("segattn fuzz", description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
+    """Scheduler, time, and where findings go."""
     parser.add_argument("--kind", choices=KINDS, default="neuron", help="scheduler (neuron)")
     parser.add_argument("--minutes", type=float, default=1.0, help="time to run (1)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first round (0)")
@@ -101,34 +85,43 @@ def main(argv: Sequence[str]) -> int:
         "--out", type=Path, default=Path("fuzz-failure.jsonl.gz"), help="where a failure goes"
     )
     parser.add_argument("--record", type=Path, help="write the trace of every run to this file")
-    arguments = parser.parse_args(argv)
-    if not 0 <= arguments.minutes < math.inf:
-        parser.error(f"--minutes={arguments.minutes}: must be a number of at least 0")
-    for path in (arguments.out, arguments.record):
-        # Found out now, not when the time is over and there is something to write.
-        if path is not None and not path.parent.is_dir():
-            parser.error(f"{path}: its folder does not exist")
-    is_documented = arguments.policy == "documented"
+
+
+def run(options: Namespace) -> int:
+    """Fuzz until the time is over; 1 if a run failed."""
+    if not 0 <= options.minutes < math.inf:
+        options.parser.error(f"--minutes={options.minutes}: must be a number of at least 0")
+    # Found out now, not when the time is over and there is something to write.
+    OutputFile(options.out)
+    if options.record is not None:
+        OutputFile(options.record)
+    is_documented = options.policy == "documented"
     policy = st.just(asdict(NeuronRules.documented())) if is_documented else default_policies()
-    machine_class = machine(arguments.kind, policy, is_documented)
-    if arguments.record is not None:
+    machine_class = machine(options.kind, policy, is_documented)
+    if options.record is not None:
         machine_class.runs = []
-    console = Console()
-    failed = fuzz(machine_class, arguments.minutes, arguments.seed, console)
-    print_whole(console, coverage_table(machine_class.coverage))
-    if missing := machine_class.coverage.missing():
-        console.print(f"not reached in this time: {', '.join(missing)}")
+    failed = fuzz(machine_class, options.minutes, options.seed)
     if machine_class.runs is not None:
-        write_traces(arguments.record, iter(machine_class.runs))
+        write_traces(options.record, iter(machine_class.runs))
+    counts = machine_class.coverage.counts
+    if not options.json:
+        print(coverage_table(machine_class.coverage))
+        if missing := machine_class.coverage.missing():
+            print(f"not reached in this time: {', '.join(missing)}")
     if failed is None:
-        console.print(f"no difference in {machine_class.coverage.counts['steps']} steps")
+        found = f"no difference in {counts['steps']} steps"
+        print(json.dumps({"failure": None, "coverage": counts}) if options.json else found)
         return 0
     assert machine_class.failure is not None
     trace, message = shrink(machine_class.failure)
-    write_traces(arguments.out, iter([trace]))
+    write_traces(options.out, iter([trace]))
+    if options.json:
+        failure = {"round": failed, "message": message, "trace": trace, "file": str(options.out)}
+        print(json.dumps({"failure": failure, "coverage": counts}))
+        return 1
     print(f"failure in round {failed}: {message}")
     print(f"config {trace['config']}, policy {trace['policy']}")
     for event in trace["events"]:
         print(f"  {event}")
-    print(f"{len(trace['events'])} events, which `segattn replay {arguments.out}` reads")
-    return PARTLY_FAILED
+    print(f"{len(trace['events'])} events, which `segattn replay {options.out}` reads")
+    return 1

@@ -5,10 +5,10 @@ same cost model as our kernels, on the same shapes. It gets its prior contiguous
 first line models the shape of a published measurement, so that the comparison means something.
 """
 
-import argparse
 import json
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,18 +21,12 @@ import numpy as np
 from segattn.benchmarks.kernels.modelled import model, public_functions, record
 from segattn.benchmarks.kernels.targets import TARGETS
 from segattn.benchmarks.kernels.workloads import Array, Prefill
-from segattn.benchmarks.whole_tables import print_whole
-from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BANDS, BASE, variant
 from segattn.reference.nki.cost.result import Evaluator
 from segattn.reference.nki.install import install
 from segattn.reference.nki.trace import Trace
-
-try:
-    from rich.console import Console
-    from rich.table import Table
-except ImportError as error:
-    raise MissingExtraError("rich", "cli") from error
+from segattn.reference.outputs import OutputFile
+from segattn.reference.terminal import columns, table
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 MODULE = "nkilib_src.nkilib.core.attention.attention_cte"
@@ -174,32 +168,35 @@ class Comparison:
         return self.work.q_heads != 4 or all(gains)
 
 
-def comparison_table(rows: Sequence[Comparison]) -> Table:
+def comparison_table(rows: Sequence[Comparison], wide: bool = False) -> str:
     """Times of both kernels, and the gains."""
-    table = Table(
-        title="Modelled time of one core in us, ours and attention_cte (cte)", title_justify="left"
-    )
-    table.add_column("S/prior, heads x head_dim")
+    heads = columns("S/prior, heads x head_dim")
     for column in COLUMNS:
-        for heading in (f"ours {column}", f"cte {column}", f"gain {column}"):
-            table.add_column(heading, justify="right")
-    for row in rows:
-        cells = [
-            cell
-            for column in COLUMNS
-            for cell in (
-                f"{row.ours[column]:.1f}",
-                f"{row.theirs[column]:.1f}",
-                f"{row.gain(column):.2f}x",
-            )
+        mark = ">" if column == "base" else "+>"
+        heads += columns(f"{mark}ours {column}", f"{mark}cte {column}", f">gain {column}")
+    heads += columns("")
+    cells = [
+        [
+            row.work.label,
+            *(
+                cell
+                for column in COLUMNS
+                for cell in (
+                    f"{row.ours[column]:.1f}",
+                    f"{row.theirs[column]:.1f}",
+                    f"{row.gain(column):.2f}x",
+                )
+            ),
+            "" if row.holds() else "MISS",
         ]
-        table.add_row(row.work.label, *cells, style=None if row.holds() else "yellow")
-    return table
+        for row in rows
+    ]
+    title = "Modelled time of one core in us, ours and attention_cte (cte)"
+    return table(title, heads, cells, wide=wide)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Options of the command."""
-    made = argparse.ArgumentParser("segattn bench attention_cte", description=__doc__)
+def add_arguments(made: ArgumentParser) -> None:
+    """The checkout, which shapes."""
     made.add_argument("--nki-library", type=Path, required=True, help="checkout, only read")
     made.add_argument("--only", default="", help="shapes whose label contains this text")
     made.add_argument(
@@ -210,19 +207,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--dense-whole", action="store_true", help="model that shape in one run (longer)"
     )
-    made.add_argument("--json", type=Path, help="write the results here")
-    return made
+    made.add_argument("--wide", action="store_true", help="all columns of the table")
+    made.add_argument("--out", type=Path, help="write the results here, as they come")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line; 1 where a limit is missed, 2 when the checkout is none."""
-    options = parser().parse_args(argv)
-    console = Console()
-    try:
-        kernel = load_kernel(options.nki_library)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def run(options: Namespace) -> int:
+    """Model both; 1 where a limit is missed."""
+    out = OutputFile(options.out) if options.out else None
+    text = sys.stderr if options.json else sys.stdout
+    kernel = load_kernel(options.nki_library)
     results: dict[str, Any] = {"kind": "modelled", "rows": []}
     rows: list[Comparison] = []
     status = 0
@@ -237,12 +230,11 @@ def main(argv: Sequence[str]) -> int:
         difference = modelled["base"] / PUBLISHED_MS - 1
         status = 0 if abs(difference) <= PUBLISHED_TOLERANCE else 1
         shown = ", ".join(f"{column} {ms:.2f} ms" for column, ms in modelled.items())
-        console.print(
+        print(
             f"attention_cte dense, {shape[0]} heads, {shape[1]} x {shape[2]}, LNC2: published "
             f"(measured by others) {PUBLISHED_MS} ms; modelled {shown}; base {difference:+.1%}, "
             f"limit {PUBLISHED_TOLERANCE:.0%}; interpreted in {seconds:.0f} s",
-            highlight=False,
-            soft_wrap=True,
+            file=text,
         )
         results["dense"] = {"modelled_ms": modelled, "published_ms": PUBLISHED_MS}
     functions = public_functions()
@@ -253,16 +245,18 @@ def main(argv: Sequence[str]) -> int:
             {"label": work.label, "ours_us": row.ours, "attention_cte_us": row.theirs}
         )
         rows.append(row)
-    print_whole(console, comparison_table(rows))
-    console.print(
+        if out:
+            out.save_json(results)
+    print(comparison_table(rows, options.wide), file=text)
+    print(
         "All times of the table are modelled, none measured. SBUF to SBUF DMA transposes: the "
         f"fitted {BASE.dma_transpose_sbuf:.0%} of the DMA rate, in best the documented 50 %. "
         "attention_cte reads a contiguous prior, ours a paged one. Rows of 4 heads must gain "
-        f"{', '.join(f'{gain}x ({name})' for name, gain in GAINS.items())}; yellow: they do not.",
-        highlight=False,
+        f"{', '.join(f'{gain}x ({name})' for name, gain in GAINS.items())}; MISS: they do not.",
+        file=text,
     )
     if not all(row.holds() for row in rows):
         status = 1
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+        print(json.dumps(results, indent=1))
     return status

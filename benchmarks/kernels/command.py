@@ -1,15 +1,16 @@
-"""`segattn bench kernels`: modelled times of the kernels, or measured ones on a device.
+"""Modelled times of the kernels, or measured ones on a device.
 
 Without a device every number in the table is modelled: the kernels run on the interpreter, their
 instruction trace goes through the cost model. `best` is what the documents promise, `base` our best
 estimate, `field` what others measured on devices; launching costs more (see the last line).
 """
 
-import argparse
+import contextlib
 import json
 import platform
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from segattn import __version__
-from segattn.benchmarks.device.calls import ITERATIONS, DeviceError, add_device_options
+from segattn.benchmarks.device.calls import ITERATIONS, add_device_options
 from segattn.benchmarks.device.kernels import run_measured
-from segattn.benchmarks.kernels.cost_report import LAUNCH, report
+from segattn.benchmarks.kernels.cost_report import LAUNCH, model_bands, print_report
 from segattn.benchmarks.kernels.documented import documented_lines
 from segattn.benchmarks.kernels.modelled import (
     COLUMNS,
@@ -41,16 +42,10 @@ from segattn.benchmarks.kernels.targets import (
     Target,
 )
 from segattn.benchmarks.kernels.workloads import Prefill
-from segattn.benchmarks.whole_tables import print_whole
-from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.cost.constants import BANDS, BASE, SENSITIVITY, CostConstants
 from segattn.reference.nki.cost.perfetto import write_perfetto
-
-try:
-    from rich.console import Console
-    from rich.table import Table
-except ImportError as error:
-    raise MissingExtraError("rich", "cli") from error
+from segattn.reference.outputs import OutputFile, output_folder
+from segattn.reference.terminal import columns, table
 
 
 def _selected(only: str) -> list[Target]:
@@ -67,40 +62,36 @@ def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def targets_table(rows: Sequence[tuple[Target, Modelled]]) -> Table:
+def targets_table(rows: Sequence[tuple[Target, Modelled]], wide: bool = False) -> str:
     """Modelled times of the bands, the share of the base beside its target, and the needs."""
-    table = Table(
-        title="Modelled us, and share of the bf16 peak (decode, write: of the HBM rate) at base",
-        title_justify="left",
-    )
-    table.add_column("S/prior, heads x head_dim")
-    columns = ("share", "target", "bound by", "SBUF KiB", "banks", "loops", "program")
-    for column in (*COLUMNS, *columns):
-        table.add_column(column, justify="right")
+    heads = columns("S/prior, heads x head_dim", *(f">{column}" for column in COLUMNS))
+    heads += columns(">share", ">target", "", "bound by", "+>SBUF KiB", "+>banks")
+    heads += columns("+>loops", "+>program")
+    cells = []
     for target, modelled in rows:
         needs = modelled.needs
-        table.add_row(
-            modelled.label,
-            *(f"{modelled.us[column]:.1f}" for column in COLUMNS),
-            _percent(target.reached(modelled)),
-            _percent(target.at_least),
-            modelled.bound_by,
-            f"{needs.sbuf_bytes / 1024:.0f}",
-            *(str(n) for n in (needs.psum_banks, needs.num_loops, needs.num_instructions)),
-            style=None if target.holds(modelled) else "yellow",
+        cells.append(
+            (
+                modelled.label,
+                *(f"{modelled.us[column]:.1f}" for column in COLUMNS),
+                _percent(target.reached(modelled)),
+                _percent(target.at_least),
+                "" if target.holds(modelled) else "MISS",
+                modelled.bound_by,
+                f"{needs.sbuf_bytes / 1024:.0f}",
+                *(needs.psum_banks, needs.num_loops, needs.num_instructions),
+            )
         )
-    return table
+    title = "Modelled us, and share of the bf16 peak (decode, write: of the HBM rate) at base"
+    return table(title, heads, cells, wide=wide)
 
 
-def sensitivity_table(rows: Sequence[Modelled]) -> Table:
-    """Modelled time with one measured range at a time, a row each."""
-    table = Table(title="Modelled us, one assumption changed", title_justify="left")
-    table.add_column("base with")
-    for modelled in rows:
-        table.add_column(modelled.label, justify="right")
-    for name in ("base", *SENSITIVITY):
-        table.add_row(name, *(f"{modelled.us[name]:.1f}" for modelled in rows))
-    return table
+def sensitivity_table(rows: Sequence[Modelled]) -> str:
+    """Modelled time with one measured range at a time, a column each."""
+    names = ("base", *SENSITIVITY)
+    cells = [(m.label, *(f"{m.us[name]:.1f}" for name in names)) for m in rows]
+    heads = columns("base with", *(f">{name}" for name in names))
+    return table("Modelled us, one assumption changed", heads, cells, wide=True)
 
 
 def with_whole_program(
@@ -142,7 +133,7 @@ def legend(constants: CostConstants = BASE) -> str:
     return (
         f"All numbers are modelled, none measured; {LAUNCH}. {changes}. Target and what follows "
         "belong to base. SBUF, banks: the fullest moment of the timeline; loops, program: device "
-        "loops and instructions after unrolling of one core, with every fallback. Yellow: below "
+        "loops and instructions after unrolling of one core, with every fallback. MISS: below "
         "its target." + measured_constants(constants)
     )
 
@@ -157,10 +148,11 @@ def measured_constants(constants: CostConstants) -> str:
     return f" Constants from the results file: {', '.join(changed)}." if changed else ""
 
 
-def run_modelled(arguments: argparse.Namespace) -> int:
+def run_modelled(arguments: Namespace) -> int:
     """Model the selected workloads and print the table; 1 if a target is missed."""
     constants = CostConstants.from_results(arguments.constants) if arguments.constants else BASE
-    console = Console()
+    out = OutputFile(arguments.out) if arguments.out else None
+    text = sys.stderr if arguments.json else sys.stdout
     functions = public_functions()
     rows: list[tuple[Target, Modelled]] = []
     for target in _selected(arguments.only):
@@ -168,34 +160,39 @@ def run_modelled(arguments: argparse.Namespace) -> int:
         two_cores = {} if target.workload.kernel == "write_kv_cache" else {"lnc": arguments.lnc}
         launches = record(target.workload, functions, **two_cores)
         interpreted = time.perf_counter() - begin
-        columns = (*COLUMNS, *SENSITIVITY) if arguments.sensitivity else COLUMNS
-        modelled, results = model(target.workload, launches, columns, constants)
+        shown = (*COLUMNS, *SENSITIVITY) if arguments.sensitivity else COLUMNS
+        modelled, results = model(target.workload, launches, shown, constants)
         modelled = with_whole_program(modelled, target, functions, two_cores)
         rows.append((target, modelled))
-        console.print(
+        if out:
+            out.save_json(results_file(rows))
+        print(
             f"{modelled.label}: modelled {modelled.us['base']:.1f} us, "
             f"{_percent(target.reached(modelled))} (target {_percent(target.at_least)}); {LAUNCH}; "
             f"interpreted in {interpreted:.1f} s",
-            highlight=False,
-            soft_wrap=True,
+            file=text,
         )
         if arguments.stalls or arguments.path:
-            for launch in launches:
-                report(launch, constants, arguments.stalls, arguments.path)
+            with contextlib.redirect_stdout(text):
+                for launch in launches:
+                    bands = model_bands(launch, constants)
+                    print_report(bands, arguments.stalls, arguments.path, wide=arguments.wide)
         if arguments.perfetto:
-            arguments.perfetto.mkdir(parents=True, exist_ok=True)
+            output_folder(arguments.perfetto)
             for number, result in enumerate(results):
                 name = modelled.label.translate(str.maketrans("/ ,()", "_____"))
                 write_perfetto(result, arguments.perfetto / f"{name}_{number}.json")
-    print_whole(console, targets_table(rows))
-    console.print(legend(constants), highlight=False)
+    print(targets_table(rows, arguments.wide), file=text)
+    print(legend(constants), file=text)
     if arguments.sensitivity:
-        print_whole(console, sensitivity_table([modelled for _, modelled in rows]))
+        print(sensitivity_table([modelled for _, modelled in rows]), file=text)
+    written = results_file(rows)
+    if arguments.sweep:
+        written["sweep"] = sweep(functions, constants)
+    if out:
+        out.save_json(written)
     if arguments.json:
-        written = results_file(rows)
-        if arguments.sweep:
-            written["sweep"] = sweep(functions, constants)
-        arguments.json.write_text(json.dumps(written, indent=1))
+        print(json.dumps(written, indent=1))
     met = all(target.holds(modelled) for target, modelled in rows)
     if arguments.exact:
         known = {target.workload: modelled.us["base"] for target, modelled in rows}
@@ -204,20 +201,20 @@ def run_modelled(arguments: argparse.Namespace) -> int:
             if isinstance(work, Prefill):
                 ratio = exact_ratio(work, known.get(work), constants)
                 met = met and ratio <= EXACT_LIMIT
-                console.print(
+                print(
                     f"{work.label}: exact over auto {ratio:.2f} (limit {EXACT_LIMIT}), modelled",
-                    highlight=False,
+                    file=text,
                 )
     if arguments.documented:
         for line in documented_lines(functions, constants):
-            console.print(line, highlight=False, soft_wrap=True)
+            print(line, file=text)
     if arguments.padding:
         ratio = padding_ratio(constants)
         met = met and ratio <= PADDING_LIMIT
-        console.print(
+        print(
             f"{PADDED[0].label} over {PADDED[1].label}: {ratio:.2f} (limit {PADDING_LIMIT}), "
             "modelled",
-            highlight=False,
+            file=text,
         )
     return 0 if met else 1
 
@@ -228,7 +225,7 @@ def sweep(functions: Functions, base: CostConstants) -> list[dict[str, Any]]:
     for work in SWEEP:
         modelled, _ = model(work, record(work, functions), ("base",), base)
         rows.append({"label": modelled.label, "us": modelled.us})
-        print(f"{modelled.label}: modelled {modelled.us['base']:.1f} us")
+        print(f"{modelled.label}: modelled {modelled.us['base']:.1f} us", file=sys.stderr)
     return rows
 
 
@@ -245,9 +242,8 @@ def results_file(rows: Sequence[tuple[Target, Modelled]]) -> dict[str, Any]:
     }
 
 
-def parser() -> argparse.ArgumentParser:
+def add_arguments(made: ArgumentParser) -> None:
     """Options of `segattn bench kernels`."""
-    made = argparse.ArgumentParser("segattn bench kernels", description=__doc__)
     made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
     made.add_argument(
         "--lnc", type=int, choices=(1, 2), default=1, help="cores that share the attention"
@@ -258,11 +254,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--sensitivity", action="store_true", help="also one measured range at a time"
     )
-    made.add_argument("--json", type=Path, help="write the results here")
+    made.add_argument("--out", type=Path, help="write the results here, as they come")
     made.add_argument(
         "--sweep", action="store_true", help="more prior lengths for the picture of --json"
     )
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
+    made.add_argument("--wide", action="store_true", help="all columns of the tables")
     add_device_options(made, Path("kernel_calls"))
     made.add_argument("--iterations", type=int, default=ITERATIONS, help="device: timed runs")
     made.add_argument("--profile", action="store_true", help="device: neuron-explorer as well")
@@ -278,18 +275,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--constants", type=Path, help="results of `segattn bench microbenchmarks` to model with"
     )
-    return made
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line; 0 all targets met, 1 some missed, 2 nothing done."""
-    arguments = parser().parse_args(argv)
+def run(arguments: Namespace) -> int:
+    """0 all targets met, 1 some missed."""
     if arguments.stalls < 0:
-        parser().error(f"--stalls={arguments.stalls}: must be at least 0")
-    try:
-        if arguments.backend == "device":
-            return run_measured(_selected(arguments.only), arguments)
-        return run_modelled(arguments)
-    except (OSError, ValueError, DeviceError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        arguments.parser.error(f"--stalls={arguments.stalls}: must be at least 0")
+    if arguments.backend == "device":
+        return run_measured(_selected(arguments.only), arguments)
+    return run_modelled(arguments)

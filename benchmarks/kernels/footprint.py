@@ -1,16 +1,14 @@
-"""`segattn bench footprint`: SBUF bytes and instructions of the kernels over supported shapes.
+"""SBUF bytes and instructions of the kernels over supported shapes.
 
 Shapes are drawn at random from all that the documentation allows (`shapes.py`) and outlined
 without data (`outline.py`), fallbacks included. A call that the host function refuses with a
 ValueError counts as refused; a program that needs more than there is fails the command.
 """
 
-import argparse
 import json
-import sys
-import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,16 +18,10 @@ from typing import Any
 from segattn.benchmarks.kernels.modelled import public_functions
 from segattn.benchmarks.kernels.outline import outline_call
 from segattn.benchmarks.kernels.shapes import DRAW, Call
-from segattn.benchmarks.whole_tables import print_whole
-from segattn.reference.extras import MissingExtraError
 from segattn.reference.nki.errors import CapacityError
 from segattn.reference.nki.regions import SBUF_USABLE_BYTES
-
-try:
-    from rich.console import Console
-    from rich.table import Table
-except ImportError as error:
-    raise MissingExtraError("rich", "cli") from error
+from segattn.reference.outputs import OutputFile
+from segattn.reference.terminal import Advance, columns, phase, table
 
 
 def instruction_limit() -> int:
@@ -74,7 +66,9 @@ def footprint(call: Call, function: Callable[..., Any]) -> Footprint:
     return Footprint(call.kernel, call.label, outline.sbuf_bytes, outline.num_instructions)
 
 
-def draw_footprints(kernel: str, samples: int, random: Random) -> list[Footprint]:
+def draw_footprints(
+    kernel: str, samples: int, random: Random, advance: Advance = lambda amount: None
+) -> list[Footprint]:
     """Footprints of random calls, until `samples` of them were not refused."""
     function = public_functions()[kernel]
     found: list[Footprint] = []
@@ -82,62 +76,60 @@ def draw_footprints(kernel: str, samples: int, random: Random) -> list[Footprint
     while accepted < samples:
         found.append(footprint(DRAW[kernel](random), function))
         accepted += not found[-1].refused
+        advance(int(not found[-1].refused))
     return found
 
 
-def footprint_table(found: dict[str, list[Footprint]]) -> Table:
+def footprint_table(found: dict[str, list[Footprint]], wide: bool = False) -> str:
     """The extremes of each kernel."""
-    table = Table(
-        title=f"Largest programs (limits: {SBUF_USABLE_BYTES} B of SBUF per partition, "
-        f"{instruction_limit()} instructions)",
-        title_justify="left",
-    )
-    columns = ("shapes", "refused", "over", "SBUF B", "instructions")
-    table.add_column("kernel")
-    for column in columns:
-        table.add_column(column, justify="right")
-    table.add_column("with")
+    rows: list[tuple[object, ...]] = []
     for kernel, footprints in found.items():
         accepted = [f for f in footprints if not f.refused]
         over = [f for f in accepted if not f.fits]
-        counts = [str(len(accepted)), str(len(footprints) - len(accepted)), str(len(over))]
+        counts = len(accepted), len(footprints) - len(accepted), len(over)
         sbuf = max(accepted, key=lambda f: f.sbuf_bytes)
-        table.add_row(kernel, *counts, str(sbuf.sbuf_bytes), "", sbuf.label)
+        rows.append((kernel, *counts, sbuf.sbuf_bytes, "", sbuf.label))
         program = max(accepted, key=lambda f: f.num_instructions)
-        table.add_row("", "", "", "", "", str(program.num_instructions), program.label)
-    return table
+        rows.append(("", "", "", "", "", program.num_instructions, program.label))
+    heads = columns("kernel", ">shapes", ">refused", ">over", ">SBUF B", ">instr.", "+with")
+    title = (
+        f"Largest programs (limits: {SBUF_USABLE_BYTES} B of SBUF per partition, "
+        f"{instruction_limit()} instructions)"
+    )
+    return table(title, heads, rows, wide=wide)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Options of the command."""
-    made = argparse.ArgumentParser("segattn bench footprint", description=__doc__)
-    made.add_argument("--kernel", choices=tuple(DRAW), help="this kernel only")
-    made.add_argument("--samples", type=int, default=100, help="shapes of each kernel")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--json", type=Path, help="write every shape's numbers here")
-    return made
+def add_arguments(parser: ArgumentParser) -> None:
+    """Which shapes, and how many."""
+    parser.add_argument("--kernel", choices=tuple(DRAW), help="this kernel only")
+    parser.add_argument("--samples", type=int, default=100, help="shapes of each kernel (100)")
+    parser.add_argument("--seed", type=int, default=0, help="of the shapes (0)")
+    parser.add_argument("--out", type=Path, help="write every shape's numbers here as it goes")
+    parser.add_argument("--wide", action="store_true", help="all columns of the table")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line; 1 if a program is too large."""
-    options = parser().parse_args(argv)
+def run(options: Namespace) -> int:
+    """Outline random shapes; 1 if a program is too large."""
     if options.samples < 1:
-        parser().error(f"--samples={options.samples}: must be at least 1")
-    console = Console()
+        options.parser.error(f"--samples={options.samples}: must be at least 1")
+    out = OutputFile(options.out) if options.out else None
     found: dict[str, list[Footprint]] = {}
     for kernel in [options.kernel] if options.kernel else DRAW:
-        begin = time.perf_counter()
-        found[kernel] = draw_footprints(kernel, options.samples, Random(options.seed))
-        print(f"{kernel}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
-    print_whole(console, footprint_table(found))
-    every = [f for footprints in found.values() for f in footprints]
+        with phase(kernel, options.samples) as advance:
+            drawn = draw_footprints(kernel, options.samples, Random(options.seed), advance)
+        found[kernel] = drawn
+        every = [f for footprints in found.values() for f in footprints]
+        if out:
+            out.save_json([asdict(f) for f in every])
+    over = [f for f in every if not f.fits]
+    if options.json:
+        print(json.dumps([asdict(f) for f in every], indent=1))
+        return 1 if over else 0
+    print(footprint_table(found, options.wide))
     reasons = Counter(f"{f.kernel}: {f.refused.partition(':')[0]}" for f in every if f.refused)
     for reason, count in reasons.items():
-        console.print(f"refused {count} x {reason}", highlight=False, soft_wrap=True)
-    over = [f for f in every if not f.fits]
+        print(f"refused {count} x {reason}")
     for f in over:
         needed = f.too_large or f"{f.sbuf_bytes} B, {f.num_instructions} instructions"
-        console.print(f"over: {f.kernel} {f.label}: {needed}", highlight=False, soft_wrap=True)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(f) for f in every], indent=1))
+        print(f"over: {f.kernel} {f.label}: {needed}")
     return 1 if over else 0

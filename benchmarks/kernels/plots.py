@@ -1,17 +1,19 @@
-"""`segattn bench plots RESULTS.json`: pictures from a results file, never from memory.
+"""Pictures from a results file, never from memory.
 
 roofline.png: model FLOP/s of every row against its arithmetic intensity; prior.png: modelled time
 against the prior length; timeline.png: what each engine does in a Perfetto file of one launch.
 """
 
-import argparse
 import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from segattn.reference.extras import MissingExtraError
+from segattn.reference.json_files import FormatError, read_object, required
 from segattn.reference.nki.cost.constants import BASE
+from segattn.reference.outputs import output_folder
 
 try:
     import matplotlib
@@ -34,7 +36,6 @@ def _finish(figure: Figure, axes: Axes, path: Path, title: str) -> None:
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)
-    print(path)
 
 
 def roofline(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -94,23 +95,33 @@ def engine_timeline(perfetto: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path, f"{perfetto['otherData']['kernel']}: engine timeline, modelled")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Options of the command."""
-    made = argparse.ArgumentParser("segattn bench plots", description=__doc__)
-    made.add_argument("results", type=Path, help="file of `segattn bench kernels --json`")
-    made.add_argument("--timeline", type=Path, help="a file of `segattn bench kernels --perfetto`")
-    made.add_argument("--out", type=Path, default=Path("plots"), help="folder for the pictures")
-    return made
+def add_arguments(parser: ArgumentParser) -> None:
+    """The results, and where pictures go."""
+    parser.add_argument("results", type=Path, help="file of `segattn bench kernels --out`")
+    parser.add_argument(
+        "--timeline", type=Path, help="a file of `segattn bench kernels --perfetto`"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("plots"), help="for the pictures (plots)"
+    )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line."""
-    options = parser().parse_args(argv)
-    results = json.loads(options.results.read_text())
-    rows = results["rows"]
-    options.out.mkdir(parents=True, exist_ok=True)
-    roofline(rows, options.out / "roofline.png")
-    time_against_prior([*rows, *results.get("sweep", [])], options.out / "prior.png")
-    if options.timeline:
-        engine_timeline(json.loads(options.timeline.read_text()), options.out / "timeline.png")
+def run(options: Namespace) -> int:
+    """Draw the pictures and print their names."""
+    results = read_object(options.results)
+    rows = required(results, "rows", str(options.results))
+    timeline = read_object(options.timeline) if options.timeline else None
+    folder = output_folder(options.folder)
+    try:
+        paths = [folder / "roofline.png", folder / "prior.png"]
+        roofline(rows, paths[0])
+        time_against_prior([*rows, *results.get("sweep", [])], paths[1])
+        if timeline is not None:
+            paths.append(folder / "timeline.png")
+            engine_timeline(timeline, paths[2])
+    except (KeyError, TypeError, ValueError) as error:
+        files = f"{options.results}" + (f" or {options.timeline}" if timeline else "")
+        raise FormatError(f"{files}: not what `segattn bench kernels` writes: {error!r}") from error
+    names = [str(path) for path in paths]
+    print(json.dumps(names) if options.json else "\n".join(names))
     return 0

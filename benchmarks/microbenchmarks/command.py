@@ -1,15 +1,16 @@
-"""`segattn bench microbenchmarks`: settle the open constants of the cost model on a device.
+"""Settle the open constants of the cost model on a device.
 
 `--backend device` compiles and times every kernel of the sheet on a trn2 instance and writes a
 results file; `segattn bench kernels --constants FILE` then models with the measured constants.
 `--backend interpreter` models the sheet with the constants it has: a check of the sheet itself.
 """
 
-import argparse
+import contextlib
 import json
 import os
 import platform
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,7 @@ from segattn.benchmarks.microbenchmarks.sheet import KERNELS, SHEET, Arguments, 
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.result import evaluate
 from segattn.reference.nki.trace import Trace
+from segattn.reference.outputs import OutputFile
 
 Runner = Callable[[str, str, Arguments], float]
 """(kernel, name of the run, arguments) -> ns."""
@@ -135,14 +137,12 @@ def _device_results(folder: Path) -> Callable[[str, Arguments], Array]:
     return results_of
 
 
-def parser() -> argparse.ArgumentParser:
-    """Options of the command."""
-    made = argparse.ArgumentParser("segattn bench microbenchmarks", description=__doc__)
-    made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
-    made.add_argument("--only", default="", help="experiments whose name contains this text")
-    made.add_argument("--out", type=Path, help="write the results file here (needed on a device)")
-    add_device_options(made, Path("microbenchmark_calls"))
-    return made
+def add_arguments(parser: ArgumentParser) -> None:
+    """Backend, experiments, where results go."""
+    parser.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
+    parser.add_argument("--only", default="", help="experiments whose name contains this text")
+    parser.add_argument("--out", type=Path, help="write the results file here, as it goes")
+    add_device_options(parser, Path("microbenchmark_calls"))
 
 
 def _selected(only: str) -> list[Experiment]:
@@ -154,19 +154,20 @@ def _selected(only: str) -> list[Experiment]:
     return chosen
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line; 1 if an experiment failed, 2 without a device when one is asked for."""
-    options = parser().parse_args(argv)
+def run(options: Namespace) -> int:
+    """Run the sheet; 1 if an experiment failed."""
+    out = OutputFile(options.out) if options.out else None
     device = options.backend == "device"
     facts = {"segattn": __version__, "platform": platform.platform()}
     results: dict[str, Any] = {"kind": "measured" if device else "modelled", **facts}
 
     def keep() -> None:
-        if options.out:
-            options.out.write_text(json.dumps(results, indent=1))
+        if out:
+            out.save_json(results)
 
-    try:
-        chosen = _selected(options.only)
+    chosen = _selected(options.only)
+    show = sys.stderr if options.json else sys.stdout
+    with contextlib.redirect_stdout(show):
         if device:
             require_device()
             runner = _device_runner(options.calls, options.nrtpy_python)
@@ -178,8 +179,7 @@ def main(argv: Sequence[str]) -> int:
             print("Modelled with the constants of the cost model, nothing measured.")
             interpreted = [each for each in chosen if not each.device_only]
             run_sheet(modelled_runner(), interpreted, results, keep)
-    except (DeviceError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     keep()
+    if options.json:
+        print(json.dumps(results, indent=1))
     return 1 if results["failed"] else 0

@@ -1,4 +1,4 @@
-"""`make bench-scheduler`: our scheduler and the real vLLM 0.24 one, in one process.
+"""Our scheduler and the real vLLM 0.24 one, in one process.
 
 Both get the same requests and the same sampled tokens; their decisions are compared step by step.
 Printed are microseconds per request-step: time to make and add the requests (block hashing
@@ -7,11 +7,12 @@ Repetitions alternate between the two. Each does the same in every repetition, s
 of each addition and step is taken: other load on the machine only ever adds to it.
 """
 
-import argparse
 import gc
 import json
 import os
-from collections.abc import Iterator, Sequence
+import textwrap
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -156,7 +157,7 @@ def _fields(config: SchedulerConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def run(side: Ours | Real, workload: Workload) -> Run:
+def drive(side: Ours | Real, workload: Workload) -> Run:
     """Drive one scheduler through the workload."""
     if workload.warm is not None:
         side.add({"id": "warm", "prompt": workload.warm, "max_tokens": 1, "eos": None})
@@ -223,8 +224,8 @@ def compare(kind: str, workload: Workload, repetitions: int) -> dict[str, Any]:
     """One line of the table. RuntimeError when the two decide differently."""
     ours, real = [], []
     for _ in range(repetitions):
-        ours.append(run(Ours(kind, workload.config), workload))
-        real.append(run(Real(kind, workload.config), workload))
+        ours.append(drive(Ours(kind, workload.config), workload))
+        real.append(drive(Real(kind, workload.config), workload))
         if ours[-1].decisions != real[-1].decisions:
             raise RuntimeError(f"{workload.name}: the schedulers decide differently")
         ours[-1].decisions = real[-1].decisions = []
@@ -239,29 +240,31 @@ def compare(kind: str, workload: Workload, repetitions: int) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; the exit status."""
-    parser = argparse.ArgumentParser("segattn.benchmarks.scheduler", description=__doc__)
-    parser.add_argument("--kind", nargs="+", default=["base"], help="base, async, neuron, ...")
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument(
-        "--json", action="store_true", help="one object per line instead of a table"
-    )
-    options = parser.parse_args(argv)
+def add_arguments(parser: ArgumentParser) -> None:
+    """Scheduler kinds, repetitions."""
+    kinds = ("base", "async", "neuron", "neuron_async")
+    parser.add_argument("--kind", nargs="+", default=["base"], choices=kinds, help="(base)")
+    parser.add_argument("--repetitions", type=int, default=9, help="the fastest counts (9)")
+
+
+def run(options: Namespace) -> int:
+    """Print a line as soon as it is measured; with --json one object per line."""
+    if options.repetitions < 1:
+        options.parser.error(f"--repetitions={options.repetitions}: must be at least 1")
     # vLLM reads these when it is first imported.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     if not options.json:
-        print(f"{'microseconds per request-step':<72}{'ours':>9}{'vLLM':>9}{'ratio':>8}")
+        print(f"{'microseconds per request-step':<56}{'ours':>8}{'vLLM':>8}{'ratio':>8}")
     for kind in options.kind:
         for workload in workloads():
             line = compare(kind, workload, options.repetitions)
             if options.json:
                 print(json.dumps(line), flush=True)
-            else:
-                name = f"{kind}: {line['workload']}"
-                print(
-                    f"{name:<72}{line['ours_us']:>9.2f}{line['vllm_us']:>9.2f}{line['ratio']:>7.1f}x",
-                    flush=True,
-                )
+                continue
+            name = f"{kind}: {line['workload']}"
+            times = f"{line['ours_us']:>8.2f}{line['vllm_us']:>8.2f}{line['ratio']:>7.1f}x"
+            for part in textwrap.wrap(name, 56)[:-1]:
+                print(part)
+            print(f"{textwrap.wrap(name, 56)[-1]:<56}{times}", flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""`segattn bench policies`: what the Neuron policies do to latency, on a virtual clock.
+"""What the Neuron policies do to latency, on a virtual clock.
 
 The real scheduler decides, a cost table says how long each step takes, nothing is computed. So the
 times are modelled; they compare policies, they do not predict a device. The workload is synthetic
@@ -9,15 +9,17 @@ share of the rows that is padding, seconds until the last token, requests that w
 finished. Below: why requests waited, one count per waiting request and step.
 """
 
-import argparse
 import json
 import math
 import random
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from segattn.reference.json_files import FormatError, parse_object, read_text, typed
 from segattn.reference.paging import smallest_bucket
+from segattn.reference.terminal import phase
 from segattn.scheduler import (
     ModelRunnerOutput,
     NeuronPolicy,
@@ -36,6 +38,9 @@ POLICIES = {
     "kv_admission=reserved": NeuronPolicy(kv_admission="reserved"),
     "reserved, 4 prefills": NeuronPolicy(kv_admission="reserved", max_consecutive_prefills=4),
 }
+
+MOST_TOKENS = 1 << 20
+"""Of one request of a workload file."""
 
 HEADINGS = {
     "ttft_mean_ms": ("TTFT", "mean"),
@@ -135,25 +140,19 @@ def synthetic(count: int, per_second: float, seed: int) -> list[Arrival]:
 
 
 def read_workload(path: Path) -> list[Arrival]:
-    """The workload of a file of JSON lines, in order of arrival. ValueError for a bad line."""
+    """The workload of a file of JSON lines, in order of arrival. FormatError for a bad line."""
     arrivals = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            arrivals.append(_arrival(json.loads(line)))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from error
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        place = f"{path}:{number}"
+        arrival = typed(Arrival, parse_object(line, place), place)
+        for name in ("prompt_tokens", "output_tokens"):
+            if not 1 <= getattr(arrival, name) <= MOST_TOKENS:
+                value = getattr(arrival, name)
+                raise FormatError(f"{place}: {name}={value}: must be within 1..{MOST_TOKENS}")
+        arrivals.append(arrival)
+    if not arrivals:
+        raise FormatError(f"{path}: holds no request")
     return sorted(arrivals, key=lambda arrival: arrival.arrival_s)
-
-
-def _arrival(given: object) -> Arrival:
-    names = [one.name for one in fields(Arrival)]
-    if not isinstance(given, dict) or set(given) != set(names):
-        raise ValueError(f"{given!r}: must be an object with the keys {names}")
-    for name, value in given.items():
-        kinds, least = ((int, float), 0) if name == "arrival_s" else ((int,), 1)
-        if isinstance(value, bool) or not isinstance(value, kinds) or value < least:
-            raise ValueError(f"{name}={value!r}: must be a number of at least {least}")
-    return Arrival(**given)
 
 
 def simulate(
@@ -221,25 +220,23 @@ def _deliver(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; the exit status."""
-    parser = argparse.ArgumentParser("segattn bench policies", description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
+    """What arrives."""
     parser.add_argument("--workload", type=Path, help="a file of JSON lines instead of arrivals")
-    parser.add_argument("--requests", type=int, default=150)
-    parser.add_argument("--rate", type=float, default=8.0, help="arrivals per second")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="one object per line")
-    options = parser.parse_args(argv)
-    if options.requests < 1 or not options.rate > 0:
-        parser.error("--requests must be at least 1 and --rate above 0")
-    try:
-        arrivals = (
-            synthetic(options.requests, options.rate, options.seed)
-            if options.workload is None
-            else read_workload(options.workload)
-        )
-    except ValueError as error:
-        parser.error(str(error))
+    parser.add_argument("--requests", type=int, default=150, help="requests that arrive (150)")
+    parser.add_argument("--rate", type=float, default=8.0, help="arrivals per second (8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the arrivals (0)")
+
+
+def run(options: Namespace) -> int:
+    """Simulate every policy and print two tables."""
+    if options.requests < 1 or not 0 < options.rate < float("inf"):
+        options.parser.error("--requests must be at least 1 and --rate a number above 0")
+    arrivals = (
+        synthetic(options.requests, options.rate, options.seed)
+        if options.workload is None
+        else read_workload(options.workload)
+    )
     config = SchedulerConfig(
         max_num_seqs=32,
         max_num_batched_tokens=1024,
@@ -249,9 +246,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # documented bound equals the real one.
         num_blocks=8 * 8192 // 32 + 1,
     )
-    outcomes = {
-        name: simulate(config, policy, arrivals, StepCosts()) for name, policy in POLICIES.items()
-    }
+    outcomes = {}
+    with phase("simulating policies", len(POLICIES)) as advance:
+        for name, policy in POLICIES.items():
+            outcomes[name] = simulate(config, policy, arrivals, StepCosts())
+            advance(1)
     if options.json:
         for name, outcome in outcomes.items():
             print(json.dumps({"policy": name} | outcome.row() | {"waiting": outcome.waiting}))
@@ -284,7 +283,3 @@ def _print_table(
     for name, row in rows.items():
         cells = (format(row.get(column, 0), formats.get(column, ".0f")) for column in headings)
         print(f"{name:<26}" + "".join(f"{cell:>{width}}" for cell in cells))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from segattn.benchmarks.command import main
 from segattn.benchmarks.device import launch as device_launch
 from segattn.benchmarks.device import nrtpy_timing
 from segattn.benchmarks.device.calls import (
@@ -31,6 +30,7 @@ from segattn.benchmarks.device.kernels import (
 )
 from segattn.benchmarks.kernels.modelled import public_functions
 from segattn.benchmarks.kernels.workloads import Prefill
+from segattn.cli import main
 from segattn.tests.benchmarks.fake_neuron import instance
 
 FAKE_NRTPY = """
@@ -71,7 +71,7 @@ class NrtpyModel:
 def test_without_a_device_the_command_says_so_and_exits_with_2(
     benchmark: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([benchmark, "--backend", "device"]) == 2
+    assert main(["bench", benchmark, "--backend", "device"]) == 2
     assert "there is no Neuron device here" in capsys.readouterr().err
     with pytest.raises(DeviceError, match="needs a trn2 instance"):
         require_device()
@@ -172,7 +172,7 @@ SMALL_BENCH = """
 import sys
 from dataclasses import replace
 
-from segattn.benchmarks.command import main
+from segattn.cli import main
 from segattn.benchmarks.kernels import command as kernels
 from segattn.benchmarks.kernels.targets import Target
 from segattn.benchmarks.kernels.workloads import CacheWrite, Decode
@@ -182,7 +182,7 @@ kernels.TARGETS = Target(Decode(2, 128), 0.0, "hbm"), Target(CacheWrite(128), 0.
 chosen = [each for each in micro.SHEET if each.name in ("gather_transpose", "evict")]
 micro.SHEET = [replace(each, points=each.points[:1]) for each in chosen]
 micro.FINDINGS = ()
-sys.exit(main(sys.argv[1:]))
+sys.exit(main(["bench", *sys.argv[1:]]))
 """
 
 
@@ -203,7 +203,7 @@ def _bench(
 def test_a_row_is_compiled_checked_timed_profiled_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "measured.json"
     row = ("kernels", "--only", "decode", "--lnc", "2")
-    done, calls = _bench(tmp_path, *row, "--profile", "--json", str(out))
+    done, calls = _bench(tmp_path, *row, "--profile", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "measured p50 50.5 us, p99 99.0 us" in done.stdout
     results = json.loads(out.read_text())
@@ -226,7 +226,7 @@ def test_a_row_is_compiled_checked_timed_profiled_and_kept(tmp_path: Path) -> No
 
 def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
     out = tmp_path / "measured.json"
-    rows = ("kernels", "--json", str(out))
+    rows = ("kernels", "--out", str(out))
     done, _ = _bench(tmp_path, *rows, fault="compile paged_decode_kernel")
     assert done.returncode == 1
     failed, written = json.loads(out.read_text())["rows"]

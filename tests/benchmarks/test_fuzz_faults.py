@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from segattn.benchmarks.fuzz import command as fuzz
 from segattn.benchmarks.fuzz.machine import machine
@@ -14,7 +13,6 @@ from segattn.scheduler.kv_cache_manager import KVCacheManager
 from segattn.scheduler.neuron import NeuronRules
 from segattn.scheduler.step_update import StepUpdate
 
-QUIET = Console(quiet=True)
 GET_COMPUTED_BLOCKS = KVCacheManager.get_computed_blocks
 
 
@@ -61,6 +59,6 @@ def test_the_fuzzer_notices_a_fault(
     else:
         monkeypatch.setattr(owner, name, fault)
     machine_class = machine(kind, default_policies())
-    rounds = (fuzz.fuzz(machine_class, 0.0, number, QUIET) for number in range(4))
+    rounds = (fuzz.fuzz(machine_class, 0.0, number) for number in range(4))
     assert any(failed is not None for failed in rounds)
     assert machine_class.failure is not None

@@ -14,6 +14,7 @@ from segattn.benchmarks.microbenchmarks import command as microbenchmark_command
 from segattn.benchmarks.microbenchmarks import micro_kernels_nki
 from segattn.benchmarks.microbenchmarks.command import modelled_runner, run_findings, run_sheet
 from segattn.benchmarks.microbenchmarks.sheet import SHEET, Arguments, Array, Experiment
+from segattn.cli import main
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 
 EXACT = (
@@ -55,7 +56,7 @@ def test_the_results_file_feeds_the_cost_model(
 ) -> None:
     monkeypatch.setattr(microbenchmark_command, "SHEET", SHORT[:1])
     path = tmp_path / "results.json"
-    assert microbenchmark_command.main(["--out", str(path)]) == 0
+    assert main(["bench", "microbenchmarks", "--out", str(path)]) == 0
     assert json.loads(path.read_text())["kind"] == "modelled"
     assert CostConstants.from_results(path).scalar_overhead_cycles == pytest.approx(64)
 
@@ -68,7 +69,7 @@ def test_kernels_are_modelled_with_what_a_results_file_says(
     def modelled_us(measured: dict[str, float]) -> float:
         path, out = tmp_path / "measured.json", tmp_path / "kernels.json"
         path.write_text(json.dumps({"kind": "measured", "constants": measured}))
-        assert kernels.main(["--constants", str(path), "--json", str(out)]) == 0
+        assert main(["bench", "kernels", "--constants", str(path), "--out", str(out)]) == 0
         shown = "".join(capsys.readouterr().out.split())
         assert all(f"{name}={value:g}" in shown for name, value in measured.items())
         (row,) = json.loads(out.read_text())["rows"]
@@ -76,7 +77,7 @@ def test_kernels_are_modelled_with_what_a_results_file_says(
 
     # The write is a handful of DMAs, one after the other for each cache.
     assert modelled_us({"dma_first_byte_ns": 100_000}) > modelled_us({}) + 100
-    assert kernels.main(["--constants", str(tmp_path / "absent.json")]) == 2
+    assert main(["bench", "kernels", "--constants", str(tmp_path / "absent.json")]) == 2
 
 
 @pytest.mark.parametrize(
@@ -99,14 +100,14 @@ def test_a_file_without_usable_constants_is_refused_by_name(
 ) -> None:
     path = tmp_path / "results.json"
     path.write_text(text)
-    assert kernels.main(["--constants", str(path)]) == 2
+    assert main(["bench", "kernels", "--constants", str(path)]) == 2
     printed = capsys.readouterr().err
     assert str(path) in printed
     assert message in printed
 
 
 def test_an_unknown_experiment_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert microbenchmark_command.main(["--only", "sleep"]) == 2
+    assert main(["bench", "microbenchmarks", "--only", "sleep"]) == 2
     assert "gather_transpose" in capsys.readouterr().err
 
 

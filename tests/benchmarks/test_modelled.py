@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from segattn.benchmarks.command import main
 from segattn.benchmarks.kernels import command as kernels
 from segattn.benchmarks.kernels import documented
 from segattn.benchmarks.kernels.modelled import COLUMNS, model, public_functions, record
 from segattn.benchmarks.kernels.targets import TARGETS, Target
 from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, KeyColumns, Prefill
+from segattn.cli import main
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.trace import Dma
 
@@ -50,8 +50,8 @@ def test_the_command_prints_the_table_and_writes_results_timelines_and_pictures(
     monkeypatch.setattr(kernels, "TARGETS", SMALL)
     monkeypatch.setattr(kernels, "SWEEP", (Prefill(128, 0, q_heads=2),))
     results, timelines, plots = tmp_path / "r.json", tmp_path / "timelines", tmp_path / "plots"
-    arguments = ["--json", str(results), "--perfetto", str(timelines), "--stalls", "2", "--sweep"]
-    assert main(["kernels", *arguments]) == 1  # the cache write misses its target
+    arguments = ["--out", str(results), "--perfetto", str(timelines), "--stalls", "2", "--sweep"]
+    assert main(["bench", "kernels", *arguments]) == 1  # the cache write misses its target
     printed = capsys.readouterr().out
     assert all(column in printed for column in COLUMNS), "cells are whole on 80 columns"
     assert "…" not in printed
@@ -62,7 +62,7 @@ def test_the_command_prints_the_table_and_writes_results_timelines_and_pictures(
     assert [row["label"] for row in written["rows"]] == [t.workload.label for t in SMALL]
     assert [row["label"] for row in written["sweep"]] == ["128/0, 2x128"]
     timeline = sorted(timelines.iterdir())[0]
-    command = ["plots", str(results), "--timeline", str(timeline), "--out", str(plots)]
+    command = ["bench", "plots", str(results), "--timeline", str(timeline), "--folder", str(plots)]
     assert main(command) == 0
     pictures = {p.name: p.stat().st_size for p in plots.iterdir()}
     assert set(pictures) == {"roofline.png", "prior.png", "timeline.png"}
@@ -77,7 +77,7 @@ def test_padding_is_compared_with_a_bucket_that_fits(
     monkeypatch.setattr(kernels, "PADDED", pair)
     ratio = kernels.padding_ratio(BASE)
     assert ratio > 0.99  # more rows are never faster
-    assert main(["kernels", "--padding"]) == (0 if ratio <= 1.15 else 1)
+    assert main(["bench", "kernels", "--padding"]) == (0 if ratio <= 1.15 else 1)
     assert f"{ratio:.2f} (limit 1.15)" in capsys.readouterr().out
 
 
@@ -89,7 +89,7 @@ def test_the_exact_softmax_takes_at_most_twice_the_time(
     # Most of its keys are in a rest of a prior, and in a window's sections.
     others = Prefill(1024, 1500), Prefill(1024, 8192, q_heads=1, window=8000)
     monkeypatch.setattr(kernels, "EXACT_ROWS", others)
-    assert main(["kernels", "--exact"]) == 0
+    assert main(["bench", "kernels", "--exact"]) == 0
     printed = capsys.readouterr().out.split("exact over auto ")[1:]
     ratios = [float(each.split()[0]) for each in printed]
     assert len(ratios) == 3
@@ -102,7 +102,7 @@ def test_the_other_shapes_of_the_page_are_modelled(
     monkeypatch.setattr(kernels, "TARGETS", (Target(CacheWrite(128, kv_heads=1), 0.0),))
     shapes = Prefill(128, 640, q_heads=1, window=300), KeyColumns(Decode(1, 512, block_size=128))
     monkeypatch.setattr(documented, "DOCUMENTED", shapes)
-    assert main(["kernels", "--documented"]) == 0
+    assert main(["bench", "kernels", "--documented"]) == 0
     windowed, columns = capsys.readouterr().out.splitlines()[-2:]
     assert windowed.startswith("128/640, 1x128, window 300: modelled ")
     assert float(windowed.split("exact over auto ")[1]) > 0
@@ -113,5 +113,5 @@ def test_the_other_shapes_of_the_page_are_modelled(
 def test_a_filter_that_selects_nothing_names_the_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["kernels", "--only", "4096/77"]) == 2
+    assert main(["bench", "kernels", "--only", "4096/77"]) == 2
     assert TARGETS[0].workload.label in capsys.readouterr().err

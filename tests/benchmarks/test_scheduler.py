@@ -1,6 +1,6 @@
 """The scheduler benchmark: its arithmetic, and that it measures the steps it names."""
 
-from segattn.benchmarks.scheduler.command import Ours, Run, Workload, _fastest, run, workloads
+from segattn.benchmarks.scheduler.command import Ours, Run, Workload, _fastest, drive, workloads
 from segattn.scheduler import SchedulerConfig
 
 CONFIG = SchedulerConfig(4, 16, 64, 4, 65)
@@ -14,7 +14,7 @@ def test_the_fastest_time_of_each_step_counts() -> None:
 
 def test_steps_before_the_measurement_are_decided_but_not_timed() -> None:
     workload = Workload("two decodes", CONFIG, [[1] * 4, [2] * 4], 9, None, 3, 4)
-    measured = run(Ours("base", CONFIG), workload)
+    measured = drive(Ours("base", CONFIG), workload)
     assert len(measured.decisions) == 3 + 4
     assert len(measured.seconds) == 4
     assert measured.num_request_steps == 2 * 4
@@ -22,7 +22,7 @@ def test_steps_before_the_measurement_are_decided_but_not_timed() -> None:
 
 def test_a_warm_prompt_makes_the_others_hit() -> None:
     workload = Workload("hits", CONFIG, [[1] * 12 + [2]], 1, warm=[1] * 12)
-    measured = run(Ours("base", CONFIG), workload)
+    measured = drive(Ours("base", CONFIG), workload)
     new = [one for decision in measured.decisions for one in decision[1]]
     assert [(request_id, hit) for request_id, hit, _ in new] == [("r0", 12)]
     # The additions are timed: one entry more than steps.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from segattn.cli import main
 from segattn.reference.nki.lint import lint_file, lint_files
-from segattn.reference.nki.lint.command import main
 
 MIXED = """
 import nki
@@ -106,4 +106,4 @@ def test_folders_are_searched_without_hidden_and_installed_files(tmp_path: Path)
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "file.py").write_text("print 1\n")
     (tmp_path / "other.ipynb").write_text('{"cells": "import torch"}')
-    assert main([str(tmp_path), "--json"]) == 1
+    assert main(["lint", str(tmp_path), "--json"]) == 1

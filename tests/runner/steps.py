@@ -1,7 +1,10 @@
 """Hand-made steps."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from segattn.runner.report import FORMAT
 from segattn.runner.step import Step
 
 
@@ -38,3 +41,9 @@ DECODE = step(
     start_seconds=1.5,
     duration_seconds=0.25,
 )
+
+
+def report_of(steps: Sequence[Step], prefill_buckets: Sequence[int] = (128,)) -> dict[str, Any]:
+    """A report of `segattn generate` with these steps."""
+    config = {"prefill_buckets": list(prefill_buckets), "decode_buckets": [1, 4]}
+    return {"format": FORMAT, "config": config, "steps": [asdict(s) for s in steps]}

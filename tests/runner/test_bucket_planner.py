@@ -1,7 +1,6 @@
 """The planner against all bucket lists there are, and `segattn buckets` on a hand-made report."""
 
 import json
-from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 
 from segattn.reference.paging import attention_rows
 from segattn.runner.bucket_planner import Rows, evaluate, plan_buckets
-from segattn.tests.runner.command import segattn
-from segattn.tests.runner.steps import DECODE, step
+from segattn.tests.command import segattn
+from segattn.tests.runner.steps import DECODE, report_of, step
 
 
 def identity(bucket: int) -> int:
@@ -72,8 +71,7 @@ def test_sizes_beyond_the_largest_and_no_buckets_are_refused() -> None:
 def write_report(path: Path, prefill_buckets: list[int]) -> Path:
     """A report of two prefills, of 100 and 300 tokens, and a decode of two requests."""
     steps = [step(), step(num_tokens=300, num_tokens_padded=512), DECODE]
-    config = {"prefill_buckets": prefill_buckets, "decode_buckets": [1, 4]}
-    path.write_text(json.dumps({"config": config, "steps": [asdict(s) for s in steps]}))
+    path.write_text(json.dumps(report_of(steps, prefill_buckets)))
     return path
 
 
@@ -108,7 +106,7 @@ def test_a_file_that_is_no_report_is_one_error(tmp_path: Path, content: str) -> 
     path.write_text(content)
     result = segattn("buckets", path)
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith(f"error: report '{path}': ")
+    assert result.err.startswith(f"error: {path}")
 
 
 def test_a_plan_for_no_buckets_is_refused(tmp_path: Path) -> None:

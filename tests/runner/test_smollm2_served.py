@@ -6,7 +6,7 @@ import pytest
 
 from segattn.runner import generate
 from segattn.runner.checkpoint import Checkpoint
-from segattn.tests.runner.command import segattn
+from segattn.tests.command import segattn
 from segattn.tests.runner.pinned import CAPITAL, CHAT, CHAT_NUM_PROMPT_TOKENS, FIBONACCI
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from segattn.scheduler.replay import main, replay
+from segattn.cli import main
+from segattn.scheduler.replay import replay
 from segattn.scheduler.trace import TraceDriver, read_traces, write_traces
 from segattn.tests.scheduler.test_golden_traces import TRACES
 
@@ -53,7 +54,7 @@ def test_a_recorded_trace_passes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "ok.jsonl.gz"
     write_traces(path, iter([trace, trace]))
     assert list(read_traces(path)) == [trace, trace]
-    assert main([str(path)]) == 0
+    assert main(["replay", str(path)]) == 0
     assert capsys.readouterr().out == "2 passed, 0 failed\n"
 
 
@@ -65,7 +66,7 @@ def test_the_first_difference_of_a_failing_trace_is_printed(
     bad["events"][6][3]["free"] = 0
     path = tmp_path / "bad.jsonl.gz"
     write_traces(path, iter([bad, good]))
-    assert main([str(path)]) == 1
+    assert main(["replay", str(path)]) == 1
     assert capsys.readouterr().out == (
         "bad.jsonl.gz t1: event 5 schedule 1, field total: expected 4, got 3\n1 passed, 1 failed\n"
     )
@@ -118,7 +119,7 @@ def test_a_file_that_cannot_be_read_fails_and_the_others_are_replayed(
     write_traces(good, iter([recorded()]))
     if content is not None:
         bad.write_bytes(content)
-    assert main([str(bad), str(good)]) == 1
+    assert main(["replay", str(bad), str(good)]) == 1
     out = capsys.readouterr().out
     assert "bad.jsonl.gz is not a readable .jsonl.gz of traces: " in out
     assert message in out

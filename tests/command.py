@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from segattn.runner.cli import main
+from segattn.cli import main
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,13 @@ class Result:
         return json.loads(self.out)
 
 
-def segattn(*arguments: object) -> Result:
-    """Run `segattn ARGUMENTS`; neither stream is a terminal."""
+def segattn(*arguments: object, typed: str = "") -> Result:
+    """Run `segattn ARGUMENTS` with `typed` as its input; no stream is a terminal."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        mock.patch("sys.argv", ["segattn", *map(str, arguments)]),
+        mock.patch("sys.stdin", io.StringIO(typed)),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        try:
-            main()
-        except SystemExit as error:
-            status = error.code
-        else:
-            status = 0
-    assert isinstance(status, int)
+        status = main(list(map(str, arguments)))
     return Result(status, out.getvalue(), err.getvalue())
