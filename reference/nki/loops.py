@@ -26,7 +26,7 @@ def _check_step(name: str, step: Any) -> int:
     return step.__index__()
 
 
-class _Loop:
+class DynamicLoop:
     """A dynamic loop that runs: its edges are recorded, its trips compared.
 
     Run-time values among the bounds are read.
@@ -52,7 +52,7 @@ class _Loop:
         if trace.active is not None:
             trace.active.loop(edge, self.core.index, reads)
 
-    def __enter__(self) -> _Loop:
+    def __enter__(self) -> DynamicLoop:
         self.core.trips = self.trips
         self.core.region = self.region
         return self
@@ -83,7 +83,7 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], object], ste
     step = _check_step("nl.fori_loop", step)
     start, stop = integer("nl.fori_loop: lower", lower), integer("nl.fori_loop: upper", upper)
     registers = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
-    with _Loop("nl.fori_loop", lower, upper) as loop:
+    with DynamicLoop("nl.fori_loop", lower, upper) as loop:
         for i in range(start, stop, step):
             loop.next_trip()
             counter = VirtualRegister(i, frozen=True) if registers else NkiScalar(i)
@@ -98,7 +98,7 @@ def while_loop(
 ) -> None:
     """While the register is not 0: register = body_fun(register)."""
     register = init
-    with _Loop("nl.while_loop", init) as loop:
+    with DynamicLoop("nl.while_loop", init) as loop:
         while _condition(register):
             loop.next_trip()
             register = body_fun(VirtualRegister(register.state))

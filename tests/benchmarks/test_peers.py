@@ -181,6 +181,25 @@ def test_a_read_of_unwritten_elements_is_noted_and_they_are_nan() -> None:
     np.testing.assert_array_equal(found, [[1, 1, np.nan, np.nan]] * 2)
 
 
+def test_a_name_that_0_7_removed_is_noted_and_the_kernel_runs_with_it() -> None:
+    names: Any = nl
+
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        tile = nl.load(x)
+        for _ in names.dynamic_range(1, nisa.register_alloc(7), 2):
+            nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, tile)
+        return out
+
+    comparison = Comparison()
+    ((found,),) = run_kernel(kernel, [[np.zeros((2, 2), np.float32)]], 1, comparison)
+    np.testing.assert_array_equal(found, np.full((2, 2), 3))
+    assert list(comparison.refused) == ["removed in 0.7"]
+    assert not hasattr(nl, "dynamic_range")
+
+
 def test_a_peer_selects_tests_by_name_and_parameters() -> None:
     peer = Peer("rope", "test_rope.py", ("fast<64-1", "hf"))
     assert peer.selects("test_rope_fast[64-1-16]")
