@@ -11,6 +11,7 @@ from .dtypes import INTEGERS, ITEMSIZE, Array, dtype_name
 from .errors import NkiValidationError, OutOfBoundsError, OutsidePatternError, at_kernel_line
 from .regions import SBUF
 from .registers import RunTimeValue
+from .rules.views import check_ap_view
 from .strided import Dynamic, Strided
 from .view import View
 
@@ -42,6 +43,8 @@ def ap(
             found = _patterns[key] = _pattern(t, pairs, offset, dtype, rows_at_run_time)
         except OutsidePatternError as error:
             return t.unusable(error)
+    if layout.size * layout.itemsize != t.storage.nbytes:
+        check_ap_view(t.name, t.shape, t.offset, pairs)
     name, shape, strides, start = found
     if t.dynamic is not None:
         raise NkiValidationError(".ap on a view that has a run-time address already")
@@ -100,13 +103,18 @@ def _pattern(
     return name, shape, strides, base + move
 
 
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> tuple[int, int]:
+    """First and last element of a partition that the free part of a pattern reaches."""
+    free = list(zip(shape[1:], strides[1:], strict=True))
+    low = start + sum((n - 1) * s for n, s in free if s < 0)
+    return low, start + sum((n - 1) * s for n, s in free if s > 0)
+
+
 def _check_row(
     t: Strided, shape: tuple[int, ...], strides: tuple[int, ...], start: int, row: int
 ) -> None:
     """The free part of an on-chip pattern stays inside the partition's bytes of the tile."""
-    free = list(zip(shape[1:], strides[1:], strict=True))
-    low = start % row + sum((n - 1) * s for n, s in free if s < 0)
-    high = start % row + sum((n - 1) * s for n, s in free if s > 0)
+    low, high = _reach(shape, strides, start % row)
     if low < 0 or high >= row:
         raise OutsidePatternError(
             f".ap of {t.name!r}: the free part reaches elements {low}..{high} of a partition; the "
@@ -214,12 +222,27 @@ def read_index(index: Any, instruction: str) -> int:
     return int(index.v.array.reshape(-1)[0])
 
 
+def scalar_index(t: Strided, instruction: str) -> Array:
+    """The value of a scalar offset, as an array of one."""
+    assert t.dynamic is not None
+    return np.array([read_index(t.dynamic.index, instruction)])
+
+
 def resolve(t: Strided, instruction: str) -> View | None:
     """The view at the run-time address of a scalar offset; None when it is out of bounds."""
     dynamic = t.dynamic
     assert dynamic is not None
     layout = t.v.layout
-    start = t.v.offset + read_index(dynamic.index, instruction) * dynamic.step
+    index = read_index(dynamic.index, instruction)
+    if dynamic.last >= 0 and not 0 <= index <= dynamic.last:
+        return None
+    start = t.v.offset + index * dynamic.step
+    if layout.on_chip:
+        row = layout.row
+        low, high = _reach(layout.shape, layout.strides, start % row)
+        if start // row != t.v.offset // row or low < 0 or high >= row:
+            return None
+        return t.storage.view(layout.dtype, layout.shape, layout.strides, start)
     last = start + sum((n - 1) * s for n, s in zip(layout.shape, layout.strides, strict=True))
     if start < 0 or last >= t.storage.nbytes // layout.itemsize:
         return None
@@ -231,10 +254,17 @@ def out_of_bounds(t: Strided, instruction: str, operand: str) -> OutOfBoundsErro
     dynamic = t.dynamic
     assert dynamic is not None
     index = read_index(dynamic.index, instruction)
-    num = t.storage.nbytes // t.v.layout.itemsize
+    if dynamic.last >= 0 and not 0 <= index <= dynamic.last:
+        return OutOfBoundsError(
+            f"{instruction}: operand {operand} {t.name!r}: run-time index {index} on a dimension "
+            f"that has 0..{dynamic.last} for it, as for a static index{at_kernel_line()}"
+        )
+    num = f"{t.storage.nbytes // t.v.layout.itemsize} elements of the tensor"
+    if t.v.layout.on_chip:
+        num = f"{t.v.layout.row} elements of a partition (each is a memory of its own)"
     return OutOfBoundsError(
         f"{instruction}: operand {operand} {t.name!r}: scalar offset {index} x step "
-        f"{dynamic.step} leaves the {num} elements of the tensor; pass "
+        f"{dynamic.step} leaves the {num}; pass "
         f"oob_mode=nisa.oob_mode.skip to dma_copy to leave such rows out{at_kernel_line()}"
     )
 

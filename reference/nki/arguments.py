@@ -16,6 +16,7 @@ from .dtypes import NUMPY, Array, cast, dtype_name, sentinel
 from .errors import NkiValidationError, UninitializedReadError
 from .layout import row_major
 from .regions import SHARED_HBM, MemoryRegion
+from .rules.views import check_partial_output
 from .storage import Storage, Watch
 from .strict import violation
 from .tensor import NkiTensor, handle
@@ -118,6 +119,8 @@ class Arguments:
                     "return it",
                     UninitializedReadError,
                 )
+            else:
+                check_partial_output(value.name, missing)
             out[missing] = cast(np.asarray(sentinel(value.dtype)), value.dtype)
         return out if self.framework is None else self.framework(out)
 

@@ -76,11 +76,11 @@ def getitem(t: Tensor, key: Any) -> Tensor:
                 raise NkiValidationError(
                     f"nl.ds(register, {k.size}) on dimension {dim} of size {n}: sizes 1..{n}"
                 )
-            dynamic = _run_time(t, dim, k.start, stride, dynamic)
+            dynamic = _run_time(t, dim, k.start, n - k.size, dynamic)
             shape.append(k.size)
             strides.append(stride)
         elif isinstance(k, RunTimeValue):
-            dynamic = _run_time(t, dim, k, stride, dynamic)
+            dynamic = _run_time(t, dim, k, n - 1, dynamic)
             dropped = dim
         elif type(k) is DynamicSlice and isinstance(k.start, int):
             if k.size == 0 and 0 <= k.start <= n:
@@ -119,8 +119,8 @@ def _clipped(t: Strided, key: slice, dim: int, n: int) -> None:
     )
 
 
-def _run_time(t: Strided, dim: int, index: Any, stride: int, already: Dynamic | None) -> Dynamic:
-    """A register (or one-element tensor) as index of a dimension."""
+def _run_time(t: Strided, dim: int, index: Any, last: int, already: Dynamic | None) -> Dynamic:
+    """A register (or one-element tensor) as index of a dimension, 0 to `last`."""
     if isinstance(index, Strided) and (index.size != 1 or index.dtype not in INTEGERS):
         raise NkiValidationError(
             f"dimension {dim}: a run-time index of shape {index.shape} and dtype {index.dtype}; "
@@ -137,7 +137,7 @@ def _run_time(t: Strided, dim: int, index: Any, stride: int, already: Dynamic | 
             f"dimension 0 of {t.name!r}: the partition dimension of on-chip tensors cannot have a "
             "run-time index; use a free dimension, or an HBM tensor"
         )
-    return Dynamic(index, stride, vector=False, dim=-1)
+    return Dynamic(index, t.strides[dim], vector=False, dim=-1, last=last)
 
 
 def _nothing(t: Tensor, what: str, dim: int, n: int) -> Tensor:
@@ -202,7 +202,7 @@ def select(t: Tensor, dim: int, index: Any) -> Tensor:
                 f"select(dim={dim}, index={index}): allowed is 0..{t.shape[dim] - 1}"
             )
         return getitem(t, (slice(None),) * dim + (index,))
-    dynamic = _run_time(t, dim, index, t.strides[dim], t.dynamic)
+    dynamic = _run_time(t, dim, index, t.shape[dim] - 1, t.dynamic)
     shape = t.shape[:dim] + t.shape[dim + 1 :]
     strides = t.strides[:dim] + t.strides[dim + 1 :]
     if len(shape) < (2 if t.buffer in ON_CHIP else 1):

@@ -59,9 +59,17 @@ class RaceWatch(Watch):
         if self.writers is not None:
             writers = storage.bytes_of(view, self.writers)[at]
             # Bytes that both have written hold the same value from either.
-            if (((writers & 5 * (3 - me)) != 0) & ((writers & 5 * me) == 0)).any():
+            theirs, mine = (writers & 5 * (3 - me)) != 0, (writers & 5 * me) != 0
+            if (theirs & ~mine).any():
                 violation(
                     "core_race", _text(storage, instruction, "reads", "written"), CoreRaceError
+                )
+            elif theirs.any():
+                violation(
+                    "shared_scratch",
+                    f"{instruction}: core {current().index} reads bytes of {storage.name!r} that "
+                    "both cores have written (with equal values) since they last met; use "
+                    "private_hbm, or let one core write and put a core_barrier between",
                 )
         if self.readers is None:
             self.readers = np.zeros(storage.buffer.size, np.uint8)
@@ -118,6 +126,7 @@ def _text(storage: Storage, instruction: str, does: str, done: str) -> str:
 def forget_accesses(storages: Iterable[Storage]) -> None:
     """The cores have met: what they did before is ordered with what follows."""
     for storage in storages:
+        storage.copied_at = 0
         watch = storage.watch
         if isinstance(watch, RaceWatch):
             watch.settle()

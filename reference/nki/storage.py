@@ -48,6 +48,7 @@ class Storage(Bytes):
     __slots__ = (
         "__weakref__",
         "born",
+        "copied_at",
         "first_byte",
         "gap_origin",
         "in_arena",
@@ -84,6 +85,8 @@ class Storage(Bytes):
         self.writes = Written()
         self.gap_origin: GapOrigin | None = None
         self.in_arena = False
+        self.copied_at = 0
+        """Line of the last plain dma_copy into an HBM tensor that no barrier has followed."""
         self.version = 0
         self.views: dict[tuple[object, ...], View] = {}
         self.use: Use | None = None

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Self
 from .nkiobject import NKIObject
 from .regions import MemoryRegion
 from .registers import RunTimeValue
+from .rules.views import MAX_DIMS, check_rank
 from .storage import Storage
 from .view import View
 
@@ -16,16 +17,25 @@ class Dynamic:
 
     `index` is a run-time value or a one-element SBUF tensor (scalar), or with `vector` an SBUF
     tensor with one index per row of dimension 0. `dim` is the view dimension that took part, -1
-    none.
+    none, `last` the largest index that a static one could be, -1 where only the end counts.
     """
 
-    __slots__ = ("dim", "index", "step", "vector")
+    __slots__ = ("dim", "index", "last", "step", "vector")
 
-    def __init__(self, index: RunTimeValue | Strided, step: int, *, vector: bool, dim: int) -> None:
+    def __init__(
+        self,
+        index: RunTimeValue | Strided,
+        step: int,
+        *,
+        vector: bool,
+        dim: int,
+        last: int = -1,
+    ) -> None:
         self.index = index
         self.step = step
         self.vector = vector
         self.dim = dim
+        self.last = last
 
 
 class Strided(NKIObject):
@@ -81,6 +91,8 @@ class Strided(NKIObject):
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int | None = None
     ) -> Self:
         """The same storage, dtype and run-time address with another pattern (offset None: same)."""
+        if len(shape) > MAX_DIMS:
+            check_rank(f"a view of {self.name!r}", shape, self.v.layout.on_chip)
         made = object.__new__(type(self))
         made.storage = storage = self.storage
         made.v = storage.view(

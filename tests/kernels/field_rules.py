@@ -22,7 +22,8 @@ MIXED: Final = [10, 20, 54, 22, 108, 334, 78, 4090, 925, 3612, 172, 34]
 
 def _options(turned: bool = False, fp8: bool = False, **more: Any) -> Options:
     fields: dict[str, Any] = {
-        "window": None, "with_sinks": False, "per_head_scales": False, "lnc": 1, **more,
+        "window": None, "with_sinks": False, "per_head_scales": False, "lnc": 1,
+        "with_scales": False, "scale": None, **more,
     }  # fmt: skip
     return Options(fp8=FP8 if fp8 else None, k_pre_transposed=turned, **fields)
 
@@ -119,10 +120,27 @@ CALLS: Final[dict[str, Callable[[], None]]] = {
 
 
 KNOWN: Final = {
-    "segmented": {"lnc_loops", "loop_psum", "psum_bank", "psum_chains"},
-    "padded": {"lnc_loops", "psum_bank", "row_span"},
-    "decode": {"lnc_loops", "loop_psum", "psum_bank", "psum_chains", "row_span"},
-    "write": {"row_span"},
+    "segmented": {
+        "ap_view",
+        "dma_cast",
+        "lnc_loops",
+        "loop_psum",
+        "loop_skip",
+        "negative_row",
+        "psum_bank",
+        "psum_chains",
+    },
+    "padded": {
+        "dma_cast",
+        "hbm_scatter",
+        "lnc_loops",
+        "loop_skip",
+        "negative_row",
+        "psum_bank",
+        "row_span",
+    },
+    "decode": {"lnc_loops", "loop_psum", "loop_skip", "psum_bank", "psum_chains", "row_span"},
+    "write": {"hbm_scatter", "loop_skip", "negative_row", "row_span"},
 }
 """Rules that a host function's kernels still violate, by the first word of a call: to be empty."""
 

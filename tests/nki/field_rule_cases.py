@@ -251,27 +251,3 @@ def group_on_memset(x: Any, bad: bool) -> Any:
     nisa.memset(product, 0.0)
     nisa.nc_matmul(product, tile, tile, accumulate=None if bad else False)
     return stored(product)
-
-
-# --- indirect DMA ---
-
-ROWS = np.array([[4], [0], [8], [12]], np.int32)
-
-
-@case("row_span", r"moves elements 0..15 from the start of an indexed row of 8", ones(16, 8), ROWS)
-def beyond_the_row(x: Any, index: Any, bad: bool) -> Any:
-    rows, tile, width = nl.load(index), sbuf(4, 16), 16 if bad else 8
-    source = x.ap([[8, 4], [1, width]], vector_offset=rows)
-    nisa.dma_copy(tile[:, :width], source)
-    return stored(tile[:, :width])
-
-
-@case("index_columns", r"vector_offset of shape \(4, 2\) for 4 rows; allowed: one index per",
-      ones(16, 8), np.zeros((4, 2), np.int32))  # fmt: skip
-def two_index_columns(x: Any, index: Any, bad: bool) -> Any:
-    rows, tile = nl.load(index), sbuf(4, 16)
-    for column in range(1 if bad else 2):
-        chosen = rows if bad else rows[:, column : column + 1]
-        source = x.ap([[8, 4], [1, 8]], vector_offset=chosen)
-        nisa.dma_copy(tile[:, 8 * column : 8 * column + 8], source)
-    return stored(tile[:, :8])

@@ -49,6 +49,7 @@ def _rows(x: Any, index: Any) -> Any:
         lambda x, i: nisa.dma_copy(_tile(8, 8), _tile(8, 8)),
     ],
 )
+@nki.strict(dma_reshape="off")
 def test_legal_copies_pass(body: Any) -> None:
     _on(body, X, INDEX)
 
@@ -135,6 +136,7 @@ def test_illegal_copies_are_named(body: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "axes"), [((16, 24), (1, 0)), ((4, 3, 8), (2, 1, 0)), ((4, 2, 3, 8), (3, 1, 2, 0))]
 )
+@nki.strict(transpose_rows="off")
 def test_dma_transpose_reverses_by_the_documented_permutations(shape: Any, axes: Any) -> None:
     x = np.arange(np.prod(shape)).reshape(shape).astype(ml_dtypes.bfloat16)
     found: list[Any] = []
@@ -177,6 +179,7 @@ def test_a_skipped_row_of_a_gather_transpose_keeps_its_column() -> None:
         ((8, 16), "float16", {"oob_mode": nisa.oob_mode.skip}, "run-time address on src only"),
     ],
 )
+@nki.strict(transpose_rows="off")
 def test_illegal_transposes_are_named(shape: Any, dtype: str, options: Any, text: str) -> None:
     def body(a: Any) -> None:
         nisa.dma_transpose(nl.ndarray((16, 8), dtype=nl.float16), a, **options)
@@ -186,6 +189,7 @@ def test_illegal_transposes_are_named(shape: Any, dtype: str, options: Any, text
         _on(body, np.zeros(shape, dtype))
 
 
+@nki.strict(transpose_rows="off")
 def test_descriptors_made_by_the_host_transpose_from_a_static_address_only() -> None:
     table = np.arange(32, dtype=np.float16).reshape(4, 8)
     got: list[Any] = []

@@ -116,6 +116,7 @@ def test_a_gather_transpose_reads_the_indices_column_by_column(columns: int) -> 
     np.testing.assert_array_equal(kernel(table, rows), table[rows.T.reshape(-1)].T)
 
 
+@nki.strict(dynamic_operand="off")
 def test_a_run_time_column_of_an_sbuf_tile_is_written_and_read_again() -> None:
     @nki.jit
     def kernel(values: Any, column: Any) -> Any:

@@ -127,6 +127,7 @@ def _iota(dst: Any, x: Any) -> None:
         (_iota, 2**24 + 1),
     ],
 )
+@nki.strict(integer_reduce="off")
 def test_an_integer_that_fp32_loses_is_reported(body: Any, lost: int) -> None:
     with pytest.raises(NkiValidationError, match=rf"{lost}.*\[rule inexact_integer\]"):
         run(body, ROW)
@@ -146,11 +147,13 @@ def test_an_integer_that_fp32_loses_is_reported(body: Any, lost: int) -> None:
         (_tensor_reduce_to_fp32, np.full((4, 17), 2**20)),
     ],
 )
+@nki.strict(integer_reduce="off")
 def test_large_integers_that_fp32_holds_pass(body: Any, expected: Any) -> None:
     np.testing.assert_array_equal(run(body, np.full((4, 17), 2**20, np.int32)), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint32"])
+@nki.strict(dma_cast="off")
 def test_a_dma_that_casts_a_large_integer_goes_through_fp32(dtype: str) -> None:
     def moved(value: int) -> Any:
         x = np.full((4, 4), value, np.int32)

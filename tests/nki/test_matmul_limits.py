@@ -67,6 +67,7 @@ def test_row_tiles_of_the_array_are_accepted() -> None:
         ((0, 0), (96, 96), (0, 0), "column 0 with operand dst 'd' at partition 96"),
     ],
 )
+@nki.strict(operand_partitions="off")
 def test_a_tile_of_the_array_takes_the_partitions_of_its_rows_and_columns(
     rows: tuple[int, int], columns: tuple[int, int], position: tuple[int, int], text: str
 ) -> None:

@@ -208,6 +208,7 @@ def test_uninitialised_floats_read_as_nan_when_the_rule_is_off() -> None:
     assert np.isnan(got[:, 6:]).all()
 
 
+@nki.strict(partial_output="off")
 def test_unwritten_parts_of_an_output_come_back_as_nan_and_four() -> None:
     @nki.jit
     def kernel() -> Any:
@@ -224,6 +225,7 @@ def test_unwritten_parts_of_an_output_come_back_as_nan_and_four() -> None:
     np.testing.assert_array_equal(integers, [[0, 0]] + [[4, 4]] * 3)
 
 
+@nki.strict(partial_output="off")
 def test_an_output_that_nothing_wrote_is_reported_where_the_kernel_ends() -> None:
     @nki.jit
     def kernel(num_rows: int) -> Any:

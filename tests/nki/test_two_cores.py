@@ -73,6 +73,7 @@ def test_reading_what_the_other_core_wrote_needs_a_barrier() -> None:
         _exchange_through_hbm(False)
 
 
+@nki.strict(partial_output="off")
 def test_both_cores_writing_the_same_bytes_is_a_race() -> None:
     @nki.jit
     def kernel(a: Any) -> Any:
@@ -134,6 +135,7 @@ def test_gpsimd_sendrecv_is_limited_by_bytes_per_partition() -> None:
         kernel[2](np.zeros((128, 257), np.float32))
 
 
+@nki.strict(shared_scratch="off")
 def test_two_cores_that_store_the_same_values_do_not_race() -> None:
     @nki.jit
     def kernel(x: Any) -> Any:

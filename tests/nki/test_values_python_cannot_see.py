@@ -111,7 +111,7 @@ def test_a_register_addresses_a_tensor(view: Any) -> None:
         return out
 
     np.testing.assert_array_equal(kernel(x, np.array([[2]], np.int32)), x[2])
-    with pytest.raises(OutOfBoundsError, match="scalar offset 4 x step 8"):
+    with pytest.raises(OutOfBoundsError, match=r"(scalar offset|run-time index) 4 "):
         kernel(x, np.array([[4]], np.int32))
 
 

@@ -201,12 +201,14 @@ def test_an_access_pattern_has_zero_or_any_free_strides() -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@nki.strict(ap_view="off")
 def test_an_access_pattern_may_repeat_one_partition() -> None:
     x = _arange(4, 3)
     got = _view(lambda t: t[1:2].ap([[0, 5], [1, 3]]), x.shape, True)
     np.testing.assert_array_equal(got, np.repeat(x[1:2], 5, axis=0))
 
 
+@nki.strict(ap_view="off")
 def test_a_pattern_on_a_view_counts_rows_of_the_storage_or_of_the_view() -> None:
     """Both readings occur in published kernels; the partition step tells which is meant."""
     x = _arange(8, 1024)

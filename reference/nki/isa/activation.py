@@ -11,6 +11,7 @@ from ..core import current
 from ..dtypes import INTEGERS, NUMPY, Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
+from ..rules.reductions import check_square_sum
 from ..strict import level, violation
 from ..tensor import NkiTensor
 from .elementwise import signature
@@ -65,6 +66,7 @@ def activation_reduce(
         "nisa.activation_reduce is kept for compatibility only; use nisa.activation with "
         "reduce_op, reduce_res and reduce_cmd",
     )
+    check_square_sum("nisa.activation_reduce", op)
     return _activation(
         "activation_reduce",
         dst,

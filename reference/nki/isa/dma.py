@@ -7,11 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from .. import trace
-from ..access_pattern import out_of_bounds, resolve
+from ..access_pattern import out_of_bounds, resolve, scalar_index
 from ..core import current
 from ..dtypes import Array
-from ..errors import NkiValidationError
+from ..errors import NkiValidationError, kernel_line
 from ..regions import HBM, PSUM, SBUF, SHARED_HBM
+from ..rules.dma_shapes import check_copied_shapes, is_plain_copy
+from ..rules.loop_dma import check_loop_dma
+from ..rules.scatter import check_hbm_scatter, check_skipped_rows
 from ..tensor import NkiTensor
 from ..view import View
 from .dma_rows import gather_rows, scatter, store_rows, through_fp32
@@ -42,9 +45,12 @@ def dma_copy(
     me = "nisa.dma_copy"
     dge_mode = as_dge_mode(me, dge_mode)
     key = (signature(dst), signature(src), priority, oob_mode, dge_mode, engine)
-    if key not in _plans:
+    plain = _plans.get(key)
+    if plain is None:
         _check_copy(me, dst, src, priority, oob_mode, dge_mode, engine)
-        _plans[key] = True
+        plain = _plans[key] = is_plain_copy(dst, src)
+    if not plain:
+        check_copied_shapes(me, dst, src)
     if not src.v.known and dst.buffer is not SHARED_HBM and _plain(src) and _plain(dst):
         gaps = moved_gaps(me, dst, src, _as_it_is)
         if gaps is not None:
@@ -52,8 +58,12 @@ def dma_copy(
                 return dma_copy(dst, src, priority, oob_mode, dge_mode, engine)
     skip = oob_mode is _SKIP
     skipped = 0
+    region = current().region
+    if region is not None and (skip or dge_mode is _NONE):
+        check_loop_dma(me, region, static=dge_mode is _NONE, skips=skip)
     if src.dynamic is None and dst.dynamic is None:
         store(me, dst, load(me, src))
+        dst.storage.copied_at = kernel_line()[1] if dst.buffer in HBM else 0
     else:
         if dge_mode is not _UNKNOWN:
             _check_dynamic_mode(me, dst, src, dge_mode)
@@ -71,6 +81,7 @@ def _as_it_is(values: Array) -> Array:
 
 _SKIP: Final = oob_mode.skip
 _UNKNOWN: Final = dge_mode.unknown
+_NONE: Final = dge_mode.none
 
 
 def _check_copy(
@@ -172,6 +183,7 @@ def _dynamic_copy(me: str, dst: NkiTensor, src: NkiTensor, skip: bool) -> int:
             view = resolve(t, me)
             if view is None:
                 if skip:
+                    check_skipped_rows(me, operand, t.name, scalar_index(t, me))
                     return dst.shape[0]
                 raise out_of_bounds(t, me, operand)
             if t is src:
@@ -186,6 +198,7 @@ def _dynamic_copy(me: str, dst: NkiTensor, src: NkiTensor, skip: bool) -> int:
     else:
         values = load(me, src, source)
     if scatters:
+        check_hbm_scatter(me, dst, src)
         return scatter(me, dst, values, skip)
     if valid is not None and not valid.all():
         store_rows(me, dst, values, valid)

@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..core import current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
+from ..rules.loop_dma import check_loop_dma
+from ..rules.scatter import check_scatter_add
 from ..tensor import NkiTensor
 from .dma import check_dma_operand, check_dma_options, load, record_dma, store
 from .dma_rows import gather_rows, scatter, store_rows
@@ -43,6 +46,9 @@ def dma_compute(
         store(me, dst, total.reshape(dst.shape))
         return record_dma("dma_compute", (dst,), tuple(srcs), dge_mode.none)
     skip = oob_mode is _SKIP
+    core = current()
+    if core.region is not None and skip:
+        check_loop_dma(me, core.region, static=False, skips=True)
     rows = next(s for s in srcs if s.is_indirect())
     other = next(s for s in srcs if s is not rows)
     gathered, valid = gather_rows(me, rows, skip)
@@ -51,6 +57,7 @@ def dma_compute(
     if {rows.dtype, other.dtype} <= INTEGERS:
         check_exact_result(total, dst.dtype, me, lambda: np.sum(pair, axis=0, dtype=float))
     if dst.is_indirect():
+        check_scatter_add(me, core, dst.storage, int((~valid).sum()))
         scatter(me, dst, total, skip)
     else:
         store_rows(me, dst, total, valid)

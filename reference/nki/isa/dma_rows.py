@@ -8,6 +8,7 @@ from ..access_pattern import row_indices
 from ..dtypes import WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, OutOfBoundsError, at_kernel_line
 from ..rules.indirect_rows import check_indirect_operand
+from ..rules.scatter import check_skipped_rows
 from ..strict import violation
 from ..tensor import NkiTensor
 from ..view import View
@@ -35,6 +36,8 @@ def indexed_rows(t: NkiTensor, operand: str, me: str, skip: bool) -> tuple[Array
             f"{int(np.flatnonzero(~valid)[0])} of {len(indices)}) is outside the tensor; pass "
             f"oob_mode=nisa.oob_mode.skip to leave such rows out{at_kernel_line()}"
         )
+    if not valid.all():
+        check_skipped_rows(me, operand, t.name, indices)
     return indices, valid
 
 

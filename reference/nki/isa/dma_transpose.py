@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..access_pattern import out_of_bounds, resolve
+from ..access_pattern import out_of_bounds, resolve, scalar_index
+from ..core import current
 from ..dtypes import DEVICE_ITEMSIZE
 from ..errors import NkiValidationError
 from ..regions import HBM, SBUF
+from ..rules.dma_shapes import check_transposed_rows
+from ..rules.loop_dma import check_loop_dma
+from ..rules.scatter import check_skipped_rows
 from ..tensor import NkiTensor
 from .dma import check_dma_operand, check_dma_options, load, record_dma, store
 from .dma_rows import gather_rows, store_transposed_rows
@@ -35,7 +39,11 @@ def dma_transpose(
     me = "nisa.dma_transpose"
     dge_mode = as_dge_mode(me, dge_mode)
     permutation = _check(me, dst, src, axes, priority, dge_mode, oob_mode)
+    check_transposed_rows(me, dst)
     skip = oob_mode is _SKIP
+    region = current().region
+    if region is not None and (skip or dge_mode is _NONE):
+        check_loop_dma(me, region, static=dge_mode is _NONE, skips=skip)
     dynamic = src.dynamic
     skipped = 0
     if dynamic is not None and dynamic.vector:
@@ -52,6 +60,7 @@ def dma_transpose(
         if view is None:
             if not skip:
                 raise out_of_bounds(src, me, "src")
+            check_skipped_rows(me, "src", src.name, scalar_index(src, me))
             skipped = src.shape[0]
         else:
             store(me, dst, load(me, src, view).transpose(permutation))
@@ -61,6 +70,7 @@ def dma_transpose(
 
 
 _SKIP: Final = oob_mode.skip
+_NONE: Final = dge_mode.none
 
 
 def _check(

@@ -12,6 +12,7 @@ from ..core import RUN, Core, current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array, cast
 from ..errors import NkiValidationError, kernel_line
 from ..records import Access, Engine
+from ..rules.operands import check_dynamic_operands, check_same_partitions
 from ..rules.psum_loops import check_psum_in_loop
 from ..rules.psum_operands import check_psum_operand
 from ..strided import Dynamic
@@ -167,6 +168,8 @@ def finish(
             wrote.append(t.access if t.dynamic else t.v.access or t.access)
         if t.storage.psum is not None:
             use_psum(core, opcode, t, reads=False)
+    if len(reads) > 1 and reads[0].v.layout.start != reads[1].v.layout.start:
+        check_same_partitions(opcode, reads)
     written = writes[0].storage if writes else None
     for t in reads:
         storage = t.storage
@@ -182,6 +185,8 @@ def finish(
             read.append(t.access if t.dynamic else t.v.access or t.access)
         if storage.psum is not None:
             use_psum(core, opcode, t, reads=True)
+    if dynamic:
+        check_dynamic_operands(opcode, writes, reads)
     if recorder is not None:
         if dynamic:
             read += index_accesses(writes, reads)

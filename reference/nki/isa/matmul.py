@@ -10,6 +10,7 @@ from .. import trace
 from ..core import current
 from ..dtypes import Array
 from ..errors import NkiValidationError
+from ..rules.operands import check_matmul_operands
 from ..rules.psum_groups import check_inferred_group
 from ..strict import violation
 from ..tensor import NkiTensor
@@ -89,6 +90,7 @@ def nc_matmul(
         _accumulate(me, dst, left.T, right, accumulate)
     number = account((dst,), (stationary, moving))
     use_psum(current(), "nc_matmul", dst, reads=False)
+    check_matmul_operands("nc_matmul", dst, stationary, moving)
     recorder = trace.active
     if recorder is not None:
         recorder.matmul(

@@ -10,6 +10,7 @@ from ..core import current
 from ..dtypes import INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import Op, op_of, reduction_of
+from ..rules.reductions import check_reduced_dtypes
 from ..tensor import NkiTensor
 from .elementwise import check_operand, signature
 from .enums import NkiInstruction, reduce_cmd
@@ -168,6 +169,7 @@ def tensor_scalar_reduce(
                 reduce_init,
                 reduce_res_negate,
             )
+    check_reduced_dtypes(me, dst=dst, data=data, reduce_res=reduce_res)
     first, reduction = plan
     layout = dst.v.layout
     x = fp32(data, me, "data").reshape(layout.shape)

@@ -28,11 +28,9 @@ from ..regions import (
     MemoryRegion,
 )
 from ..registers import RunTimeValue
+from ..rules.views import check_rank
 from ..storage import Storage
 from ..tensor import NkiTensor, handle
-
-MAX_DIMS = 5
-"""Dimensions of a view (NKI language guide)."""
 
 
 class _NdarrayMeta(_NkiMeta):
@@ -91,6 +89,7 @@ def allocate(
             f"nl.ndarray: buffer {buffer!r}; allowed: nl.sbuf, nl.psum, nl.private_hbm, "
             "nl.shared_hbm (strings were removed in 0.3.0)"
         )
+    usual = check_rank("nl.ndarray", sizes, buffer not in HBM)
     if buffer in HBM:
         nbytes = prod(sizes) * ITEMSIZE[dtype]
         if address is not None:
@@ -101,7 +100,8 @@ def allocate(
     if address is not None:
         storage = template.addressed(name, address)
         return handle(storage, storage.view(dtype, sizes, template.strides, 0))
-    _templates[sizes, dtype, buffer] = template
+    if usual:
+        _templates[sizes, dtype, buffer] = template
     return template.tile(name)
 
 

@@ -80,6 +80,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.warned: Counter[str] = Counter()
 
     def add(self, kernel: str, result: PeerResult) -> None:
         """Print one line."""
@@ -92,6 +93,9 @@ class _Table:
             notes.append(f"{'known' if known else 'refused by default'}: {message}")
             if not known:
                 self.counts["refused by a rule"] += 1
+        if result.comparison.warned:
+            notes.append(f"warns: {', '.join(sorted(result.comparison.warned))}")
+            self.warned.update(result.comparison.warned)
         line = f"{kernel:24} {result.case:72} {error:>9} {result.seconds:8.2f}s"
         print(f"{line}  {'; '.join(filter(None, notes))}".rstrip(), flush=True)
 
@@ -101,6 +105,8 @@ class _Table:
             print("no case ran: give a checkout and see --list")
             return 1
         print(", ".join(f"{count} {status}" for status, count in sorted(self.counts.items())))
+        if self.warned:
+            print("cases that warn:", ", ".join(f"{n} {r}" for r, n in self.warned.most_common()))
         return 1 if self.counts["failed"] or self.counts["refused by a rule"] else 0
 
 

@@ -24,11 +24,12 @@ class PeerMismatchError(AssertionError):
 @dataclass
 class Comparison:
     """The largest difference relative to the largest reference value, and what strictness found:
-    the message of each rule that refused the kernel.
+    the message of each rule that refused the kernel, and the rules that warned.
     """
 
     error: float = 0.0
     refused: dict[str, str] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -60,12 +61,15 @@ def run_kernel(
     while True:
         try:
             old = old_names() if REMOVED in comparison.refused else nullcontext()
-            with strict(**levels), warnings.catch_warnings(), old:
-                warnings.simplefilter("ignore")
+            with strict(**levels), warnings.catch_warnings(record=True) as seen, old:
+                warnings.simplefilter("always")
                 copies = [_copies(values) for values in inputs]
-                return [_arrays(result) for result in nki.run_ranks(launch[cores], copies)]
+                results = nki.run_ranks(launch[cores], copies)
+                found = {_rule(warning.message) for warning in seen}
+                comparison.warned |= found - {"", *comparison.refused}
+                return [_arrays(result) for result in results]
         except NkiValidationError as error:
-            rule = str(error).rpartition("[rule ")[2].rstrip("]")
+            rule = _rule(error)
             if rule not in TOLERATED or rule in levels:
                 raise
             comparison.refused[rule] = str(error)
@@ -80,6 +84,11 @@ REMOVED = "removed in 0.7"
 """What KNOWN calls the names of 0.6 that 0.7 does not have."""
 TOLERATED = ("core_race", "uninitialized_read", "capacity", "purity")
 """Rules that judge what a compiler or the order of events makes of a kernel, not its values."""
+
+
+def _rule(message: Warning | Exception | str) -> str:
+    """The rule that an error or a warning of the interpreter names, "" for others."""
+    return str(message).rpartition("[rule ")[2].rstrip("]").partition(",")[0]
 
 
 def _copies(values: Inputs) -> Inputs:

@@ -1,0 +1,54 @@
+"""Rules on the operands of one compute instruction: "dynamic_operand" and "operand_partitions"."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..strict import violation
+from ..tensor import NkiTensor
+
+WIDE_FLOATS: Final = frozenset({"float32", "tfloat32"})
+
+
+def check_dynamic_operands(
+    opcode: str, writes: tuple[NkiTensor, ...], reads: tuple[NkiTensor, ...]
+) -> None:
+    """Engines access fixed addresses; DMA reaches those that are known at run time only."""
+    for t in (*writes, *reads):
+        if t.dynamic is not None:
+            violation(
+                "dynamic_operand",
+                f"nisa.{opcode}: operand {t.name!r} in {t.buffer.value} has a run-time offset; "
+                "move the part to a tile of its own by dma_copy first",
+            )
+            return
+
+
+def check_matmul_operands(
+    opcode: str, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor
+) -> None:
+    """Both rules for a matmul, and "matmul_dtypes", which documents state for sums only."""
+    if not (dst.dynamic is stationary.dynamic is moving.dynamic is None):
+        check_dynamic_operands(opcode, (dst,), (stationary, moving))
+    left, right = stationary.v.layout, moving.v.layout
+    if left.start != right.start:
+        check_same_partitions(opcode, (stationary, moving))
+    if left.dtype != right.dtype and {left.dtype, right.dtype} & WIDE_FLOATS:
+        violation(
+            "matmul_dtypes",
+            f"nisa.{opcode}: stationary {stationary.name!r} is {left.dtype}, moving "
+            f"{moving.name!r} is {right.dtype}; allowed: float32 with float32 only, also in a "
+            "transpose",
+        )
+
+
+def check_same_partitions(opcode: str, reads: tuple[NkiTensor, ...]) -> None:
+    """The tiles that an instruction reads start at one partition."""
+    starts = [t.v.layout.start for t in reads]
+    if len(set(starts)) > 1:
+        named = ", ".join(f"{t.name!r} at {start}" for t, start in zip(reads, starts, strict=True))
+        violation(
+            "operand_partitions",
+            f"nisa.{opcode}: its inputs start at different partitions ({named}); allowed: one "
+            "one start for all, as each partition has its own lane: move one of them first",
+        )
