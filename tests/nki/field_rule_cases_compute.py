@@ -10,7 +10,11 @@ from segattn.tests.nki.field_rule_cases import BF16, case, ones, psum, sbuf, sto
 nl, nisa = nki.language, nki.isa
 
 
-@case("operand_partitions", r"different partitions \('\w+' at 0, '\w+' at 32\)", ones(64, 8))
+@case(
+    "operand_partitions",
+    r"inputs in SBUF start at different partitions \('\w+' at 0, '\w+' at 32\)",
+    ones(64, 8),
+)
 def inputs_of_two_quadrants(x: Any, bad: bool) -> Any:
     tile = nl.load(x)
     result = sbuf(32, 8)
