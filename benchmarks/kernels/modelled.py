@@ -16,8 +16,9 @@ from segattn.reference.nki.trace import Launch, Trace
 
 Functions = Mapping[str, Callable[..., Any]]
 
-COLUMNS = tuple(BANDS)
-"""Names of the modelled times of a workload."""
+COLUMNS = (*BANDS, "whole tensors")
+"""Names of the modelled times of a workload: the bands, and what one tracking unit for each tensor
+would cost at base."""
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,6 @@ BANDS: dict[str, dict[str, float]] = {
         "gather_descriptor_cycles": 18,
         "loop_iteration_ns": 9500,
         "dma_crosses_loops": False,
-        "whole_tensors": True,
     },
 }
 """What changes from the base in each band of modelled times."""
