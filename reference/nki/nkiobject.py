@@ -1,4 +1,7 @@
-"""NKIObject, the base class of every class that a kernel defines or uses."""
+"""NKIObject, which the parser of NKI 0.6 wanted as the base of every class in a kernel.
+
+NKI 0.7 takes any class. Libraries of 0.6 rely on how that parser built objects, so it stays.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def _init_parameters(cls: Any) -> frozenset[str]:
 
 
 class _NkiMeta(type):
-    """Construction as the NKI compiler evaluates it.
+    """Construction as the parser of 0.6 evaluated it.
 
     For dataclasses, keywords that are class attributes but not fields are set afterwards and
     missing required fields become None; a plain class takes keywords as attributes.
@@ -39,7 +42,7 @@ class _NkiMeta(type):
 
 
 class NKIObject(metaclass=_NkiMeta):
-    """Base class for NKI kernel dataclasses and configuration objects."""
+    """Base class of dataclasses and configuration objects in libraries of NKI 0.6."""
 
     __slots__ = ()
 

@@ -7,18 +7,19 @@ from enum import Enum
 class Kind(Enum):
     """Why something is reported; the value is the word that the reports print.
 
-    DEPRECATED still compiles; all others do not, or not to what the source says.
+    DEPRECATED and HOST still compile; all others do not, or not to what the source says.
     """
 
     SYNTAX = "syntax"
     REFUSED = "refused"
     REMOVED = "removed"
     DEPRECATED = "deprecated"
+    HOST = "host code"
 
     @property
     def fails(self) -> bool:
-        """Whether NKI refuses the code; deprecated API still compiles."""
-        return self is not Kind.DEPRECATED
+        """Whether NKI refuses the code."""
+        return self not in (Kind.DEPRECATED, Kind.HOST)
 
 
 @dataclass(frozen=True, order=True)

@@ -24,7 +24,14 @@ OF_FILES: tuple[FileRule, ...] = host_rules.RULES
 # What `segattn lint` may be told to ignore or to take otherwise.
 NAMES = (
     *("argument-order", "deprecated-api", "external-state", "fori-loop-body", "fori-loop-step"),
-    *("induction-write", "integer-enum", "loop-bound", "loop-in-no-reorder", "missing-argument"),
+    *(
+        "host-call",
+        "induction-write",
+        "integer-enum",
+        "loop-bound",
+        "loop-in-no-reorder",
+        "missing-argument",
+    ),
     *("missing-dst", "nested-dynamic-loop", "neuronxcc", "output-buffer", "psum-operand"),
     *("register-arithmetic", "register-condition", "removed-api", "removed-keyword"),
     *("string-buffer", "syntax", "tensor-value", "unknown-api", "unknown-keyword"),

@@ -6,7 +6,7 @@ from functools import cache
 from types import ModuleType
 
 # Modules whose every public name is known; `nki` itself also holds framework glue.
-COMPLETE = ("nki.isa", "nki.language", "nki.collectives")
+COMPLETE = ("nki.isa", "nki.language", "nki.collectives", "nki.compiler")
 _SUBMODULES = {"nki.isa.constants"}
 _PACKAGE = __package__.rpartition(".")[0]
 

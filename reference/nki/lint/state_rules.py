@@ -7,6 +7,7 @@ from functools import lru_cache
 from .bindings import Scope as Place
 from .finding import Finding, Kind
 from .module import Module
+from .nki_names import dotted
 from .scope import Rule, Scope
 
 _USE = "an argument of the kernel, or a constant that nothing changes"
@@ -15,6 +16,11 @@ _CHANGING = (
     *("update", "setdefault", "popitem", "add", "discard"),
 )
 _CONTAINERS = ("list", "dict", "set")
+_OF_THE_HOST = (
+    *("time.", "datetime.", "random.", "numpy.random.", "secrets.", "uuid.", "os.getenv"),
+    *("os.environ", "socket.", "subprocess."),
+)
+_HOST_BUILTINS = ("open", "input")
 
 
 def external_state(scope: Scope) -> Iterator[Finding]:
@@ -80,4 +86,20 @@ def _changed(module: Module) -> frozenset[tuple[Place, str]]:
     return frozenset(found)
 
 
-RULES: tuple[Rule, ...] = (external_state,)
+def host_calls(scope: Scope) -> Iterator[Finding]:
+    """Clocks, random numbers, the environment and files: read once, when it is compiled."""
+    for node in scope.of(ast.Call):
+        name = dotted(node.func)
+        head, _, rest = name.partition(".")
+        imported = scope.module.imported(head, scope.module.scope_of(node)) if head else None
+        if imported is not None:
+            full = ".".join(part for part in (imported.module, imported.name, rest) if part)
+            impure = full.startswith(_OF_THE_HOST)
+        else:
+            impure = name in _HOST_BUILTINS and scope.is_builtin(name, node)
+        if impure:
+            message = f"{name}() runs when the kernel is compiled, not when it runs"
+            yield scope.report(Kind.HOST, "host-call", node, message, "an argument of the kernel")
+
+
+RULES: tuple[Rule, ...] = (external_state, host_calls)
