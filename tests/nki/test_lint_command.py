@@ -112,7 +112,12 @@ def test_an_unreadable_file_and_an_empty_folder_end_with_status_2(
         assert message in capsys.readouterr().err
 
 
-def test_the_package_runs_as_a_program(kernels: Path) -> None:
-    command = [sys.executable, "-m", "segattn", "lint", str(kernels)]
+@pytest.mark.parametrize("program", [["segattn", "lint"], ["segattn.reference.nki.lint"]])
+def test_the_lint_runs_as_a_program(kernels: Path, program: list[str]) -> None:
+    command = [sys.executable, "-m", *program, str(kernels)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stdout.splitlines())) == (1, 2)
+    missing = [sys.executable, "-m", *program, str(kernels / "missing.py")]
+    done = subprocess.run(missing, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "does not exist" in done.stderr

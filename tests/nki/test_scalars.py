@@ -26,7 +26,7 @@ def arithmetic(x: Any, y: Any, number: int) -> Any:
     results = nl.ndarray((7, 1), dtype=x.dtype, buffer=nl.shared_hbm)
     a, b = nisa.scalar_load(x), nisa.scalar_load(nl.load(y))
     assert a.dtype == b.dtype == x.dtype
-    for i, value in enumerate((a + b, a - b, a * b, -a, number - a, number * a, number + b)):
+    for i, value in enumerate((a + b, a - b, a * +b, -a, number - a, number * a, number + b)):
         nisa.scalar_store(results[i : i + 1, :], value)
     return results
 

@@ -18,9 +18,9 @@ _BITS: Final = {"int32": 32, "int64": 64}
 class NkiScalar(RunTimeValue):
     """A device integer of fixed width, made by `scalar_load` and by arithmetic on others.
 
-    It has +, - and * with Python integers and scalars of its dtype, and wraps in its width. int32
-    comparisons are traced but nothing takes their result. Only int32 bounds loops and addresses
-    tensors on the chip; int64 addresses HBM.
+    It has +, - (also unary) and * with Python integers and scalars of its dtype, and wraps in its
+    width. int32 comparisons are traced but nothing takes their result. Only int32 bounds loops and
+    addresses tensors on the chip; int64 addresses HBM.
     """
 
     __slots__ = ("dtype", "is_comparison")
@@ -99,6 +99,10 @@ class NkiScalar(RunTimeValue):
 
     def __rmul__(self, other: Any) -> NkiScalar:
         return self._made("scalar_multiply", self._other("*", other) * self.value, other)
+
+    def __pos__(self) -> NkiScalar:
+        self._other("+", self)
+        return self
 
     def __neg__(self) -> NkiScalar:
         return self._made("scalar_subtract", -self._other("-", self))
