@@ -32,6 +32,12 @@ class Command:
 
 
 BENCH = {
+    "run": Command(
+        "benchmarks.run_command",
+        "model or time any NKI kernel, of your own files too",
+        "my_kernel.py::scale --shape x=128,512:bfloat16",
+        "a kernel failed, or differs from its --check function",
+    ),
     "kernels": Command(
         "benchmarks.kernels.command",
         "attention kernels: modelled, or measured with --backend device",

@@ -102,7 +102,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
 def save_call(
     folder: Path, kernel: str, arguments: Mapping[str, Any], num_cores: int | None = None
 ) -> None:
-    """Describe one launch: `kernel` is "module:function" inside the package."""
+    """Describe one launch: "module:function" inside the package, or "FILE.py::function"."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
     scalars = {name: value for name, value in arguments.items() if name not in arrays}

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 
 from segattn.benchmarks.device.calls import load_call, save_arrays
+from segattn.benchmarks.user_kernel import load_object
 
 
 def main(folder: Path) -> None:
     """Run the call in `folder` and write its results, by position, to `outputs.npz`."""
     kernel_name, arguments, num_cores = load_call(folder)
-    module, _, function = kernel_name.partition(":")
-    kernel: Any = getattr(importlib.import_module(f"segattn.{module}"), function)
+    if "::" in kernel_name:
+        kernel: Any = load_object(kernel_name)
+    else:
+        module, _, function = kernel_name.partition(":")
+        kernel = getattr(importlib.import_module(f"segattn.{module}"), function)
     results = (kernel if num_cores is None else kernel[num_cores])(*arguments.values())
     if not isinstance(results, tuple):
         results = (results,)

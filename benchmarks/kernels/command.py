@@ -32,6 +32,7 @@ from segattn.benchmarks.kernels.modelled import (
     record,
 )
 from segattn.benchmarks.kernels.outline import outline_call
+from segattn.benchmarks.kernels.own_shapes import add_shape_options, own_targets
 from segattn.benchmarks.kernels.targets import (
     EXACT_LIMIT,
     EXACT_ROWS,
@@ -56,6 +57,11 @@ def _selected(only: str) -> list[Target]:
             f"--only is {only!r}; it must occur in a kernel name or in one of: {labels}"
         )
     return chosen
+
+
+def _chosen(arguments: Namespace) -> list[Target]:
+    """Rows of shapes of one's own, or those of the targets."""
+    return own_targets(arguments) or _selected(arguments.only)
 
 
 def _percent(value: float) -> str:
@@ -155,7 +161,7 @@ def run_modelled(arguments: Namespace) -> int:
     text = sys.stderr if arguments.json else sys.stdout
     functions = public_functions()
     rows: list[tuple[Target, Modelled]] = []
-    for target in _selected(arguments.only):
+    for target in _chosen(arguments):
         begin = time.perf_counter()
         two_cores = {} if target.workload.kernel == "write_kv_cache" else {"lnc": arguments.lnc}
         launches = record(target.workload, functions, **two_cores)
@@ -260,6 +266,7 @@ def add_arguments(made: ArgumentParser) -> None:
     )
     made.add_argument("--perfetto", type=Path, help="folder for one timeline per launch")
     made.add_argument("--wide", action="store_true", help="all columns of the tables")
+    add_shape_options(made)
     add_device_options(made, Path("kernel_calls"))
     made.add_argument("--iterations", type=int, default=ITERATIONS, help="device: timed runs")
     made.add_argument("--profile", action="store_true", help="device: neuron-explorer as well")
@@ -282,5 +289,5 @@ def run(arguments: Namespace) -> int:
     if arguments.stalls < 0:
         arguments.parser.error(f"--stalls={arguments.stalls}: must be at least 0")
     if arguments.backend == "device":
-        return run_measured(_selected(arguments.only), arguments)
+        return run_measured(_chosen(arguments), arguments)
     return run_modelled(arguments)

@@ -26,10 +26,10 @@ from segattn.benchmarks.device.kernels import (
     TOLERANCE,
     capture,
     reference_error,
-    relative_error,
 )
 from segattn.benchmarks.kernels.modelled import public_functions
 from segattn.benchmarks.kernels.workloads import Prefill
+from segattn.benchmarks.user_kernel import relative_error
 from segattn.cli import main
 from segattn.tests.benchmarks.fake_neuron import instance
 
