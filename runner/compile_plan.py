@@ -4,11 +4,13 @@ A Neuron graph has fixed shapes. The list follows from the configuration alone:
 
 * prefill: a chunk at the start of a request, padded to a bucket of `prefill_buckets`;
 * segmented_prefill: a chunk behind cached tokens, after an earlier chunk or a prefix-cache hit;
-* decode: one token of each request, a bucket of `decode_buckets` by a bucket of context lengths.
+* decode: one token of each request and room for its drafts, a bucket of `decode_buckets` by a
+  bucket of context lengths. Steps without drafts run the same graphs: fewer of them to load.
 
 With K the largest number of known tokens of a request, `min(max_model_len - 1, rows of the usable
 blocks)`, and c the largest chunk, a first chunk has 1..min(c, K) tokens and a later one
-1..min(c, K - p), p being the smallest prior: one block when the prefix cache is on, else c.
+1..min(c, K - p), p being the smallest prior: of one block when the prefix cache is on, of c when
+prompts are computed in chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,15 +36,19 @@ class GraphShape:
     bucket: int
     """Padded tokens of a prefill, padded requests of a decode."""
     rows: int
-    """Rows of the token tensors: `attention_rows(bucket)`, or the bucket itself for a decode."""
+    """Rows of the token tensors: `attention_rows(bucket)`, or `bucket * num_queries`."""
     num_blocks: int
     """Entries of a request's block table."""
+    num_queries: int = 1
+    """Tokens per request of a decode: 1 + drafts."""
 
     @property
     def name(self) -> str:
-        """Such as prefill_s1024; decode_b4_w128 has tables 128 blocks wide."""
-        size = f"b{self.bucket}_w{self.num_blocks}" if self.kind == "decode" else f"s{self.bucket}"
-        return f"{self.kind}_{size}"
+        """Such as prefill_s1024; decode_b4_t3_w128 has 3 tokens and 128 blocks per request."""
+        if self.kind != "decode":
+            return f"{self.kind}_s{self.bucket}"
+        queries = f"_t{self.num_queries}" if self.num_queries > 1 else ""
+        return f"decode_b{self.bucket}{queries}_w{self.num_blocks}"
 
 
 class CompilePlan:
@@ -52,21 +58,15 @@ class CompilePlan:
         self,
         config: SchedulerConfig,
         *,
-        max_decode_seqs: int | None = None,
         decode_context_length_buckets: Sequence[int] = (),
     ) -> None:
         """Derive the shapes.
 
-        `max_decode_seqs` is how many requests the cache admits at once (None: max_num_seqs).
         `decode_context_length_buckets` are context lengths in tokens, ascending and below
         max_model_len, which is always one of them, as in vLLM Neuron. ValueError for other lists.
         """
         self._config = config
-        self._max_decode_seqs = min(
-            config.max_num_seqs,
-            config.step_token_budget,
-            config.max_num_seqs if max_decode_seqs is None else max_decode_seqs,
-        )
+        self._num_queries = 1 + config.num_speculative_tokens
         self._context_buckets = check_buckets(
             "decode_context_length_buckets with max_model_len",
             [*decode_context_length_buckets, config.max_model_len],
@@ -97,9 +97,9 @@ class CompilePlan:
         return GraphShape(kind, bucket, attention_rows(bucket), width)
 
     def _decode_shape(self, bucket: int, context: int) -> GraphShape:
-        return GraphShape(
-            "decode", bucket, bucket, num_blocks_for(context, self._config.block_size)
-        )
+        width = num_blocks_for(context, self._config.block_size)
+        queries = self._num_queries
+        return GraphShape("decode", bucket, bucket * queries, width, queries)
 
     def _shapes(self) -> Iterator[GraphShape]:
         config = self._config
@@ -110,17 +110,25 @@ class CompilePlan:
         )
         for bucket in _reachable(config.prefill_buckets, 1, min(chunk, most_known)):
             yield self._prefill_shape("prefill", bucket)
-        smallest_prior = config.block_size if config.enable_prefix_caching else chunk
-        if config.enable_chunked_prefill:
-            smallest_prior = min(smallest_prior, chunk)
+        priors = [config.block_size] if config.enable_prefix_caching else []
+        # The threshold makes chunks whether or not chunked prefill is on.
+        if config.enable_chunked_prefill or config.long_prefill_token_threshold:
+            priors.append(chunk)
+        smallest_prior = min(priors, default=most_known)
         for bucket in _reachable(
             config.prefill_buckets, 1, min(chunk, most_known - smallest_prior)
         ):
             yield self._prefill_shape("segmented_prefill", bucket)
-        for bucket in _reachable(config.decode_buckets, 1, self._max_decode_seqs):
+        # A request that decodes owns a block at least: the one that its next token lies in.
+        num_usable = config.num_blocks - 1
+        most_seqs = min(config.max_num_seqs, config.step_token_budget, num_usable)
+        fewest_seqs = 1
+        for bucket in _reachable(config.decode_buckets, 1, most_seqs):
+            longest = min(most_known, (num_usable - fewest_seqs + 1) * config.block_size)
             # The shortest request that decodes knows two tokens.
-            for context in _reachable(self._context_buckets, 2, most_known):
+            for context in _reachable(self._context_buckets, 2, longest):
                 yield self._decode_shape(bucket, context)
+            fewest_seqs = bucket + 1
 
 
 def _reachable(buckets: Sequence[int], smallest: int, largest: int) -> list[int]:

@@ -34,15 +34,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Serve the prompts; 1 when one was refused, or when --check found other float32 tokens."""
+    """Serve the prompts; 1 when one failed, or when --check found other float32 tokens."""
     out = OutputFile(options.out) if options.out else None
     engine, checkpoint = make_engine(options, keep_logits=options.check)
     tokenizer = checkpoint.tokenizer
     results = submit(engine, tokenizer, options.prompts, options.max_tokens, chat=options.chat)
-    refused = [result.error for result in results if result.error is not None]
-    for error in refused:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+    refused = [result.request_id for result in results if result.error is not None]
     steps = serve(engine, tokenizer, results, phase)
+    failures = [result for result in results if result.error is not None]
+    for result in failures:
+        what = "" if result.request_id in refused else f"request {result.request_id!r} ended: "
+        print(f"error: {what}{one_line(str(result.error))}", file=sys.stderr, flush=True)
     comparison = None
     if options.check and steps:
         plain = Llama(checkpoint.config, checkpoint.weights, max_positions=options.max_model_len)
@@ -65,4 +67,4 @@ def run(options: Namespace) -> int:
         print_text(report, wide=options.wide)
     # Only float32 promises equal tokens.
     differs = comparison is not None and options.dtype == "float32" and not comparison.tokens_agree
-    return int(bool(refused or differs))
+    return int(bool(failures or differs))

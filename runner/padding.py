@@ -9,9 +9,10 @@ rows, the next multiple of 128, for a prefill, and exactly the bucket for a deco
 | | positions [S] | prior .. prior+n-1 | the last real position |
 | | slot_mapping [S] | block_id * block_size + offset | -1: nothing is written |
 | | block_table [max_blocks] | physical ids | -1: nothing is read |
-| decode, b requests | input_ids, positions [B] | | 0 |
-| | slot_mapping [B] | | -1 |
-| | context_lens [B] | tokens in cache with the new one | 0 |
+| decode, b requests | input_ids, positions [B * T] | token and drafts of each request | 0 |
+| | slot_mapping [B * T] | | -1 |
+| | query_lens [B] | 1 + drafts of the request, at most T | 0 |
+| | context_lens [B] | tokens in cache with the new ones | 0 |
 | | block_tables [B, W] | | rows of -1 |
 
 No block is allocated for padding and no result depends on a padded lane. Arrays are int32.
@@ -36,6 +37,16 @@ Int32Array = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
+class Row:
+    """Tokens that one request computes in a step: known ones, then drafts."""
+
+    token_ids: Sequence[int]
+    prior_tokens: int
+    """Tokens in the cache before them; the position of the first."""
+    block_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
 class PrefillInputs:
     """Inputs of one prefill chunk; S = attention_rows(bucket)."""
 
@@ -49,23 +60,15 @@ class PrefillInputs:
 
 
 @dataclass(frozen=True)
-class DecodeRow:
-    """One request of a decode batch: its new token is the last of `context_len` known tokens."""
-
-    token_id: int
-    context_len: int
-    block_ids: Sequence[int]
-
-
-@dataclass(frozen=True)
 class DecodeInputs:
-    """Inputs of one decode batch; B = bucket, W blocks per request."""
+    """Inputs of one decode batch; B = bucket, T tokens and W blocks per request."""
 
     bucket: int
-    num_seqs: int
-    input_ids: Int32Array  # [B]
-    positions: Int32Array  # [B]
-    slot_mapping: Int32Array  # [B]
+    num_queries: int
+    input_ids: Int32Array  # [B * T]
+    positions: Int32Array  # [B * T]
+    slot_mapping: Int32Array  # [B * T]
+    query_lens: Int32Array  # [B]
     context_lens: Int32Array  # [B]
     block_tables: Int32Array  # [B, W]
 
@@ -79,80 +82,68 @@ def padded(values: Sequence[int], size: int, fill: int) -> Int32Array:
     return result
 
 
-def prefill_positions(prior_tokens: int, num_tokens: int, rows: int) -> Int32Array:
-    """Positions of a chunk; padding repeats the last real one (0 where there is none)."""
-    last = max(prior_tokens + num_tokens - 1, 0)
-    return padded(range(prior_tokens, prior_tokens + num_tokens), rows, last)
+def padded_block_table(row: Row, width: int, block_size: int) -> Int32Array:
+    """Physical ids of the blocks that hold the row's context, then unused ones up to `width`."""
+    num_blocks = num_blocks_for(row.prior_tokens + len(row.token_ids), block_size)
+    return padded(row.block_ids[:num_blocks], width, UNUSED_BLOCK)
 
 
-def padded_slots(
-    positions: Sequence[int], block_ids: Sequence[int], block_size: int, rows: int
-) -> Int32Array:
-    """Slots of one request's `positions`; padding is written nowhere."""
-    slots = [slot_of(position, block_ids, block_size) for position in positions]
-    return padded(slots, rows, PAD_SLOT_ID)
+def slots_of(row: Row, block_size: int) -> list[int]:
+    """Slot of each token of the row. IndexError when its blocks end before."""
+    positions = range(row.prior_tokens, row.prior_tokens + len(row.token_ids))
+    return [slot_of(position, row.block_ids, block_size) for position in positions]
 
 
-def padded_block_table(block_ids: Sequence[int], width: int) -> Int32Array:
-    """Physical block ids, then unused entries up to `width` blocks."""
-    return padded(block_ids, width, UNUSED_BLOCK)
+def prefill_inputs(row: Row, *, bucket: int, width: int, block_size: int) -> PrefillInputs:
+    """Lay a chunk into `bucket` and its block table into `width` entries.
 
-
-def prefill_inputs(
-    token_ids: Sequence[int],
-    prior_tokens: int,
-    block_ids: Sequence[int],
-    *,
-    bucket: int,
-    max_blocks: int,
-    block_size: int,
-) -> PrefillInputs:
-    """Lay a chunk's `token_ids`, at positions `prior_tokens` and on, into `bucket`.
-
-    An empty chunk gives inputs of padding only, which is what warm-up runs. ValueError when the
-    chunk exceeds the bucket or the request's blocks exceed `max_blocks`.
+    A row without tokens gives inputs of padding only, which is what warm-up runs. ValueError when
+    the chunk exceeds the bucket or its blocks exceed the width.
     """
-    num_tokens = len(token_ids)
+    num_tokens = len(row.token_ids)
     if num_tokens > bucket:
         raise ValueError(f"num_tokens={num_tokens} exceeds bucket={bucket}")
     rows = attention_rows(bucket)
-    real_positions = range(prior_tokens, prior_tokens + num_tokens)
+    positions = range(row.prior_tokens, row.prior_tokens + num_tokens)
     return PrefillInputs(
         bucket=bucket,
         num_tokens=num_tokens,
-        prior_tokens=prior_tokens,
-        input_ids=padded(token_ids, rows, PAD_TOKEN_ID),
-        positions=prefill_positions(prior_tokens, num_tokens, rows),
-        slot_mapping=padded_slots(real_positions, block_ids, block_size, rows),
-        block_table=padded_block_table(block_ids, max_blocks),
+        prior_tokens=row.prior_tokens,
+        input_ids=padded(row.token_ids, rows, PAD_TOKEN_ID),
+        positions=padded(positions, rows, max(positions.stop - 1, 0)),
+        slot_mapping=padded(slots_of(row, block_size), rows, PAD_SLOT_ID),
+        block_table=padded_block_table(row, width, block_size),
     )
 
 
 def decode_inputs(
-    requests: Sequence[DecodeRow], *, bucket: int, width: int, block_size: int
+    rows: Sequence[Row], *, bucket: int, num_queries: int, width: int, block_size: int
 ) -> DecodeInputs:
-    """Lay a decode batch into `bucket` rows and block tables of `width` blocks.
+    """Lay a decode batch into `bucket` rows of `num_queries` tokens and tables of `width` blocks.
 
-    Only the blocks that hold a request's context enter its table. ValueError when the batch
-    exceeds the bucket or a context exceeds the width.
+    ValueError when the batch exceeds the bucket, a row `num_queries` or a context the width.
     """
-    if len(requests) > bucket:
-        raise ValueError(f"num_seqs={len(requests)} exceeds bucket={bucket}")
-    positions = [row.context_len - 1 for row in requests]
-    slots = [
-        slot_of(position, row.block_ids, block_size)
-        for position, row in zip(positions, requests, strict=True)
-    ]
-    block_tables = np.full((bucket, width), UNUSED_BLOCK, dtype=np.int32)
-    for table, row in zip(block_tables, requests, strict=False):
-        blocks = row.block_ids[: num_blocks_for(row.context_len, block_size)]
-        table[:] = padded_block_table(blocks, width)
+    if len(rows) > bucket:
+        raise ValueError(f"num_seqs={len(rows)} exceeds bucket={bucket}")
+    shape = (bucket, num_queries)
+    input_ids = np.full(shape, PAD_TOKEN_ID, np.int32)
+    positions = np.zeros(shape, np.int32)
+    slot_mapping = np.full(shape, PAD_SLOT_ID, np.int32)
+    block_tables = np.full((bucket, width), UNUSED_BLOCK, np.int32)
+    for index, row in enumerate(rows):
+        input_ids[index] = padded(row.token_ids, num_queries, PAD_TOKEN_ID)
+        end = row.prior_tokens + len(row.token_ids)
+        positions[index] = padded(range(row.prior_tokens, end), num_queries, 0)
+        slot_mapping[index] = padded(slots_of(row, block_size), num_queries, PAD_SLOT_ID)
+        block_tables[index] = padded_block_table(row, width, block_size)
+    contexts = [row.prior_tokens + len(row.token_ids) for row in rows]
     return DecodeInputs(
         bucket=bucket,
-        num_seqs=len(requests),
-        input_ids=padded([row.token_id for row in requests], bucket, PAD_TOKEN_ID),
-        positions=padded(positions, bucket, 0),
-        slot_mapping=padded(slots, bucket, PAD_SLOT_ID),
-        context_lens=padded([row.context_len for row in requests], bucket, 0),
+        num_queries=num_queries,
+        input_ids=input_ids.reshape(-1),
+        positions=positions.reshape(-1),
+        slot_mapping=slot_mapping.reshape(-1),
+        query_lens=padded([len(row.token_ids) for row in rows], bucket, 0),
+        context_lens=padded(contexts, bucket, 0),
         block_tables=block_tables,
     )

@@ -37,7 +37,13 @@ class PagedKVCache:
                 f"num_blocks={num_blocks}: a cache of {size:.0f} GiB does not fit in memory"
             ) from error
 
-    def prefill_attention(self, inputs: PrefillInputs, kv_segment_size: int) -> Attention:
+    def attention(self, inputs: PrefillInputs | DecodeInputs, kv_segment_size: int) -> Attention:
+        """Attention of a step that also stores its K and V."""
+        if isinstance(inputs, DecodeInputs):
+            return self._decode_attention(inputs)
+        return self._prefill_attention(inputs, kv_segment_size)
+
+    def _prefill_attention(self, inputs: PrefillInputs, kv_segment_size: int) -> Attention:
         """Attention of one chunk that also stores it: causal over itself and what came before."""
 
         def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
@@ -57,16 +63,19 @@ class PagedKVCache:
 
         return attend
 
-    def decode_attention(self, inputs: DecodeInputs) -> Attention:
-        """Attention of one new token per request, stored first, over the request's context."""
+    def _decode_attention(self, inputs: DecodeInputs) -> Attention:
+        """Attention of the new tokens of each request, stored first, over its context."""
 
         def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
             k_cache, v_cache = self.keys[layer], self.values[layer]
             kernels.write_kv_cache(k, v, k_cache, v_cache, inputs.slot_mapping)
-            queries = np.ascontiguousarray(q.transpose(1, 0, 2))[:, :, None]  # [B, Hq, 1, d]
+            heads, _, head_dim = q.shape
+            queries = q.reshape(heads, inputs.bucket, inputs.num_queries, head_dim)
             out: Array = kernels.paged_decode(
-                queries, k_cache, v_cache, inputs.block_tables, inputs.context_lens
-            )
-            return out[:, :, 0].transpose(1, 0, 2)
+                np.ascontiguousarray(queries.swapaxes(0, 1)),  # [B, Hq, T, d]
+                k_cache, v_cache, inputs.block_tables, inputs.context_lens,
+                query_lens=inputs.query_lens,
+            )  # fmt: skip
+            return out.swapaxes(0, 1).reshape(q.shape)
 
         return attend

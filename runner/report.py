@@ -66,7 +66,7 @@ def _step_table(steps: Sequence[Step], wide: bool) -> str:
             step.num_tokens_padded,
             step.graph,
             step.num_prior_tokens,
-            f"{1e3 * step.duration_seconds:.1f}",
+            f"{1e3 * step.run_seconds:.1f}",
         )
         for step in steps
     ]

@@ -14,7 +14,7 @@ from .tokenizer import Tokenizer
 
 @dataclass
 class PromptResult:
-    """What became of one prompt: a continuation, or the error that refused it."""
+    """What became of one prompt: a continuation, or the error that refused or ended it."""
 
     request_id: str
     prompt: str
@@ -90,6 +90,7 @@ def serve(
         result.text = tokenizer.decode(completion.token_ids)
         result.finish_reason = completion.finish_reason
         result.num_cached_tokens = completion.num_cached_tokens
+        result.error = completion.error
     return steps
 
 

@@ -28,6 +28,10 @@ class Step:
     kv_cache_usage: float
     """Share of the usable blocks that requests owned during the step."""
     start_seconds: float
-    """When it began, since the engine was made."""
-    duration_seconds: float
-    """Time of the host from scheduling to sampling; on the interpreter nothing of a device."""
+    """When its scheduling began, since the engine was made."""
+    prepare_seconds: float
+    """Time of the host to schedule and to pad."""
+    run_start_seconds: float
+    """When its graph began. With async_scheduling the next step is prepared meanwhile."""
+    run_seconds: float
+    """Time of the host for graph and sampling; on the interpreter nothing of a device."""

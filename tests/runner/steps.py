@@ -23,7 +23,9 @@ def step(**changed: Any) -> Step:
         "num_waiting": 2,
         "kv_cache_usage": 0.25,
         "start_seconds": 1.0,
-        "duration_seconds": 0.5,
+        "prepare_seconds": 0.125,
+        "run_start_seconds": 1.125,
+        "run_seconds": 0.5,
     }
     return Step(**(values | changed))
 
@@ -39,7 +41,9 @@ DECODE = step(
     num_waiting=0,
     kv_cache_usage=0.5,
     start_seconds=1.5,
-    duration_seconds=0.25,
+    prepare_seconds=0.125,
+    run_start_seconds=1.75,
+    run_seconds=0.25,
 )
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from segattn.runner.compile_plan import CompilePlan, GraphShape
 from segattn.scheduler import (
     ModelRunnerOutput,
+    NeuronPolicy,
     NeuronScheduler,
     Request,
     RequestError,
@@ -54,6 +55,12 @@ def test_shapes_hold_rows_rounded_up_to_128_and_blocks_for_the_longest_request()
     assert plan.decode(2, 30) == GraphShape("decode", 2, 2, 25)
 
 
+def test_a_decode_has_rows_for_every_draft() -> None:
+    plan = CompilePlan(config(num_speculative_tokens=3))
+    assert plan.decode(2, 30) == GraphShape("decode", 2, 2 * 4, 25, 4)
+    assert plan.decode(2, 30).name == "decode_b2_t4_w25"
+
+
 def test_without_cache_and_without_chunks_nothing_is_segmented() -> None:
     plan = CompilePlan(
         config(
@@ -61,6 +68,20 @@ def test_without_cache_and_without_chunks_nothing_is_segmented() -> None:
         )
     )
     assert summary(plan)["segmented_prefill"] == []
+
+
+def test_a_threshold_makes_chunks_although_chunked_prefill_is_off() -> None:
+    # The second chunk begins behind 64 tokens, so it may have up to 64 of the 399 known ones.
+    plan = CompilePlan(
+        config(
+            max_num_batched_tokens=400,
+            block_size=128,
+            enable_chunked_prefill=False,
+            long_prefill_token_threshold=64,
+            num_batched_tokens_buckets=[32, 64, 400],
+        )
+    )
+    assert summary(plan)["segmented_prefill"] == [32, 64]
 
 
 def test_without_cache_only_the_rest_behind_a_full_chunk_is_segmented() -> None:
@@ -101,7 +122,8 @@ def test_the_token_budget_bounds_the_decode_batch() -> None:
 
 
 def test_the_cache_bounds_the_decode_batch() -> None:
-    assert summary(CompilePlan(config(), max_decode_seqs=2))["decode"] == [1, 2]
+    # A request that decodes owns one of the two usable blocks.
+    assert summary(CompilePlan(config(num_blocks=3)))["decode"] == [1, 2]
 
 
 def test_a_model_of_two_tokens_never_decodes() -> None:
@@ -126,7 +148,7 @@ def test_a_shape_outside_the_plan_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"bucket=64.*is not in the compile plan of 7 shapes"):
         CompilePlan(config()).prefill(64, 0)
     with pytest.raises(RuntimeError, match=r"bucket=3.*is not in the compile plan"):
-        CompilePlan(config(), max_decode_seqs=2).decode(3, 10)
+        CompilePlan(config(num_blocks=3)).decode(3, 10)
 
 
 class _Reached:
@@ -139,7 +161,7 @@ class _Reached:
 
     def serve(self, *bursts: list[tuple[list[int], int]]) -> None:
         """Serve requests (prompt, max_tokens), each burst when the one before is done."""
-        scheduler = NeuronScheduler(self._config)
+        scheduler = NeuronScheduler(self._config, NeuronPolicy(kv_admission="reserved"))
         for burst, requests in enumerate(bursts):
             for index, (prompt, max_tokens) in enumerate(requests):
                 with suppress(RequestError):
@@ -175,6 +197,7 @@ class _Reached:
     block_size=st.sampled_from([2, 4]),
     num_blocks=st.integers(2, 16),
     caching=st.booleans(),
+    chunked=st.booleans(),
     threshold=st.sampled_from([0, 2]),
     context_bucket=st.integers(1, 13),
 )
@@ -185,12 +208,15 @@ def test_the_plan_is_exactly_what_all_request_lengths_reach(
     block_size: int,
     num_blocks: int,
     caching: bool,
+    chunked: bool,
     threshold: int,
     context_bucket: int,
 ) -> None:
+    budget = budget if chunked else max(budget, max_model_len)
     small = config(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
+        enable_chunked_prefill=chunked,
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,
@@ -201,7 +227,6 @@ def test_the_plan_is_exactly_what_all_request_lengths_reach(
     )
     plan = CompilePlan(
         small,
-        max_decode_seqs=NeuronScheduler(small).max_kv_concurrent,
         decode_context_length_buckets=[b for b in [context_bucket] if b < max_model_len],
     )
     reached = _Reached(small, plan)
@@ -214,4 +239,6 @@ def test_the_plan_is_exactly_what_all_request_lengths_reach(
             for max_tokens in range(1, max_model_len):
                 batch = [([7 + i] * length, max_tokens) for i in range(size)]
                 reached.serve(batch)
+                # The longest beside as many of the shortest.
+                reached.serve([batch[0], *(([7 + i], max_tokens) for i in range(1, size))])
     assert reached.shapes == set(plan.shapes)

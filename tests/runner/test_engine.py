@@ -140,8 +140,9 @@ def test_steps_report_queues_and_cache_usage() -> None:
     assert [(s.num_running, s.num_waiting) for s in steps] == [(1, 1), (0, 1), (0, 0)]
     assert [s.kv_cache_usage for s in steps] == pytest.approx([0.3, 0.3, 0.1])
     assert [s.index for s in steps] == [0, 1, 2]
-    ends = [s.start_seconds + s.duration_seconds for s in steps]
+    ends = [s.run_start_seconds + s.run_seconds for s in steps]
     assert all(end <= s.start_seconds for end, s in zip(ends, steps[1:], strict=False))
+    assert all(s.start_seconds + s.prepare_seconds >= s.start_seconds for s in steps)
 
 
 def test_a_stop_token_ends_a_request_and_frees_its_place() -> None:

@@ -4,7 +4,7 @@ Block ids, chunks and order are chosen here, so no scheduler takes part. The exp
 from the plain forward pass, which has no cache, no padding and no kernel.
 """
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segattn.runner.compile_plan import CompilePlan
+from segattn.runner.launch import RowError, StepResult
 from segattn.runner.llama import Llama
-from segattn.runner.model_runner import ModelRunner, StepResult, greedy
+from segattn.runner.model_runner import ModelRunner, verify
 from segattn.runner.paged_cache import PagedKVCache
 from segattn.runner.plain_forward import plain_logits
 from segattn.scheduler import CachedRequestData, NewRequestData, SchedulerConfig, SchedulerOutput
+from segattn.scheduler.output import StepKind
 from segattn.tests.runner.random_model import CONFIG, random_weights
 
 SCHEDULING = SchedulerConfig(
@@ -37,12 +39,13 @@ def poisoned_model() -> Llama:
     return Llama(CONFIG, weights)
 
 
-def poisoned_runner(model: Llama) -> ModelRunner:
+def poisoned_runner(model: Llama, *, drafting: bool = False) -> ModelRunner:
     """A runner whose whole cache, block 0 included, is NaN before the first step."""
+    config = replace(SCHEDULING, num_speculative_tokens=3) if drafting else SCHEDULING
     cache = PagedKVCache(CONFIG, SCHEDULING.num_blocks, SCHEDULING.block_size, model.dtype)
     cache.keys.fill(np.nan)
     cache.values.fill(np.nan)
-    return ModelRunner(model, CompilePlan(SCHEDULING), cache, kv_segment_size=128)
+    return ModelRunner(model, CompilePlan(config), cache, kv_segment_size=128)
 
 
 def greedy_tokens(model: Llama, prompt: list[int], num_tokens: int) -> list[int]:
@@ -58,16 +61,18 @@ NO_CACHED = CachedRequestData([], set(), [], {}, [], [], [])
 
 def step(
     tokens: dict[str, int],
+    kind: StepKind,
     *,
     new: list[NewRequestData] | None = None,
     cached: CachedRequestData = NO_CACHED,
     padded: dict[str, int] | None = None,
     finished: set[str] | None = None,
+    drafts: dict[str, list[int]] | None = None,
 ) -> SchedulerOutput:
     """A scheduler output of real token counts `tokens`."""
     return SchedulerOutput(
-        new or [], cached, tokens, sum(tokens.values()), {}, [0], finished or set(), set(),
-        num_scheduled_tokens_padded=padded or tokens,
+        new or [], cached, tokens, sum(tokens.values()), drafts or {}, [0], finished or set(),
+        set(), step_kind=kind, num_scheduled_tokens_padded=padded or tokens,
     )  # fmt: skip
 
 
@@ -77,7 +82,7 @@ def prefill(
     """First chunk of a request."""
     new = NewRequestData(req_id, prompt, (blocks,), prior)
     bucket = next(b for b in SCHEDULING.prefill_buckets if b >= num_tokens)
-    return step({req_id: num_tokens}, new=[new], padded={req_id: bucket})
+    return step({req_id: num_tokens}, "prefill", new=[new], padded={req_id: bucket})
 
 
 def go_on(
@@ -86,18 +91,26 @@ def go_on(
     *,
     padded: int | None = None,
     new_blocks: dict[str, list[int]] | None = None,
-    resumed: set[str] | None = None,
+    resumed: dict[str, list[int]] | None = None,
+    drafts: dict[str, list[int]] | None = None,
+    num_outputs: int = 99,
 ) -> SchedulerOutput:
-    """A further chunk, or a decode, of requests that have `computed` tokens in the cache."""
+    """A further chunk (`padded`), or a decode, of requests with `computed` tokens in the cache.
+
+    `resumed` gives all tokens of requests that start anew.
+    """
     ids = list(computed)
     blocks: list[tuple[list[int], ...] | None] = [
         (new_blocks[i],) if new_blocks and i in new_blocks else None for i in ids
     ]
     cached = CachedRequestData(
-        ids, resumed or set(), [], {}, blocks, list(computed.values()), [0] * len(ids)
-    )
-    tokens = dict.fromkeys(ids, num_tokens)
-    return step(tokens, cached=cached, padded=dict.fromkeys(ids, padded or num_tokens))
+        ids, set(resumed or ()), [], resumed or {}, blocks, list(computed.values()),
+        [num_outputs] * len(ids),
+    )  # fmt: skip
+    tokens = {i: num_tokens + len((drafts or {}).get(i, ())) for i in ids}
+    kind: StepKind = "prefill" if padded else "decode"
+    padded_counts = dict.fromkeys(ids, padded) if padded else tokens
+    return step(tokens, kind, cached=cached, padded=padded_counts, drafts=drafts)
 
 
 def sampled(result: StepResult) -> list[list[int]]:
@@ -169,7 +182,8 @@ def test_a_resumed_request_recomputes_its_outputs_in_new_blocks() -> None:
     # Its old blocks belong to others from here on.
     runner.cache.keys.fill(np.nan)
     runner.cache.values.fill(np.nan)
-    resumed = go_on({"a": 0}, 22, padded=128, new_blocks={"a": [11, 12]}, resumed={"a"})
+    known = PROMPT + expected[:2]
+    resumed = go_on({"a": 0}, 22, padded=128, new_blocks={"a": [11, 12]}, resumed={"a": known})
     result = runner.execute_model(resumed)
     assert sampled(result) == [expected[2:3]]
     assert result.shape is not None
@@ -191,7 +205,7 @@ def test_new_blocks_are_appended_as_a_request_grows() -> None:
 def test_the_runner_forgets_a_finished_request() -> None:
     runner = poisoned_runner(poisoned_model())
     runner.execute_model(prefill("a", PROMPT, [9, 4], 20))
-    runner.execute_model(step({}, finished={"a"}))
+    runner.execute_model(step({}, "empty", finished={"a"}))
     with pytest.raises(KeyError, match="a"):
         runner.execute_model(go_on({"a": 20}))
 
@@ -202,7 +216,8 @@ def test_a_batch_that_mixes_prefill_and_decode_is_an_error() -> None:
     mixed = prefill("b", PROMPT, [6, 7], 20)
     mixed.num_scheduled_tokens["a"] = 1
     mixed.scheduled_cached_reqs = go_on({"a": 20}).scheduled_cached_reqs
-    with pytest.raises(RuntimeError, match=r"mixed batch: prefill of \['b'\] and decode of \['a'"):
+    mixed.step_kind = "mixed"
+    with pytest.raises(RuntimeError, match=r"prefill and decode in one step: \{'b': 20, 'a': 1\}"):
         runner.execute_model(mixed)
 
 
@@ -210,7 +225,7 @@ def test_two_prefills_in_one_step_are_an_error() -> None:
     both = prefill("a", PROMPT, [9, 4], 20)
     both.scheduled_new_reqs += prefill("b", PROMPT, [6, 7], 20).scheduled_new_reqs
     both.num_scheduled_tokens["b"] = 20
-    with pytest.raises(RuntimeError, match=r"prefill of \['a', 'b'\] in one step"):
+    with pytest.raises(RuntimeError, match=r"prefill of \['a', 'b'\]: a prefill graph"):
         poisoned_runner(poisoned_model()).execute_model(both)
 
 
@@ -224,9 +239,7 @@ def test_a_padded_count_outside_the_plan_is_an_error() -> None:
 
 def test_output_without_padded_counts_is_an_error() -> None:
     runner = poisoned_runner(poisoned_model())
-    scheduled = dataclasses.replace(
-        prefill("a", PROMPT, [9, 4], 20), num_scheduled_tokens_padded=None
-    )
+    scheduled = replace(prefill("a", PROMPT, [9, 4], 20), num_scheduled_tokens_padded=None)
     with pytest.raises(RuntimeError, match="no padded token counts: use a Neuron kind"):
         runner.execute_model(scheduled)
 
@@ -254,14 +267,138 @@ def test_any_chunking_and_any_blocks_give_the_same_logits(
         result = runner.execute_model(go_on({"a": done}, size, padded=bucket))
         done += size
     expected = plain_logits(model, prompt, first=len(prompt) - 1)[0]
-    np.testing.assert_allclose(result.logits["a"], expected, atol=2e-3)
+    np.testing.assert_allclose(result.logits["a"][0], expected, atol=2e-3)
 
 
-def test_greedy_takes_the_smallest_id_of_a_tie() -> None:
-    assert greedy("a", np.array([1.0, 3.0, 3.0], dtype=np.float32)) == 1
+def test_drafts_are_computed_and_kept_as_far_as_they_are_the_greedy_tokens() -> None:
+    model = poisoned_model()
+    expected = {"a": greedy_tokens(model, PROMPT, 6), "b": greedy_tokens(model, PROMPT[3:], 6)}
+    right, wrong = expected["a"], expected["b"]
+    runner = poisoned_runner(model, drafting=True)
+    runner.execute_model(prefill("a", PROMPT, [9, 4], 20))
+    runner.execute_model(prefill("b", PROMPT[3:], [7, 8], 17))
+    # Both of a's drafts are right; b's second is not, and it has no third.
+    other = (wrong[2] + 1) % CONFIG.vocab_size or 1
+    drafts = {"a": right[1:3], "b": [wrong[1], other]}
+    result = runner.execute_model(go_on({"a": 20, "b": 17}, drafts=drafts))
+    assert sampled(result) == [right[1:4], wrong[1:3]]
+    assert (result.num_tokens, result.num_prior_tokens) == (6, 37)
+    assert {i: len(logits) for i, logits in result.logits.items()} == {"a": 3, "b": 2}
+    # The next step begins behind what was kept; a rejected draft's place is computed again.
+    result = runner.execute_model(go_on({"a": 23, "b": 19}))
+    assert sampled(result) == [right[4:5], wrong[3:4]]
+    assert result.num_tokens == 2
 
 
+@pytest.mark.parametrize("absent", [-1, CONFIG.vocab_size])
+def test_a_draft_that_is_no_token_ends_the_drafts(absent: int) -> None:
+    model = poisoned_model()
+    expected = greedy_tokens(model, PROMPT, 4)
+    runner = poisoned_runner(model, drafting=True)
+    runner.execute_model(prefill("a", PROMPT, [9, 4], 20))
+    result = runner.execute_model(go_on({"a": 20}, drafts={"a": [expected[1], absent, 5]}))
+    assert sampled(result) == [expected[1:3]]
+    assert result.num_tokens == 2
+
+
+def test_placeholders_behind_a_prompt_are_not_computed() -> None:
+    # What the scheduler makes of a request with one token left when drafts are on.
+    model = poisoned_model()
+    runner = poisoned_runner(model, drafting=True)
+    runner.execute_model(prefill("a", PROMPT, [9, 4], 20))
+    new = NewRequestData("b", [*PROMPT[:16], 44], ([9, 30],), 16)
+    scheduled = step({"b": 3}, "prefill", new=[new], padded={"b": 20}, drafts={"b": [-1, -1]})
+    result = runner.execute_model(scheduled)
+    assert sampled(result) == [greedy_tokens(model, [*PROMPT[:16], 44], 1)]
+    assert result.num_tokens == 1
+
+
+def test_tokens_that_the_scheduler_dropped_are_dropped() -> None:
+    model = poisoned_model()
+    expected = greedy_tokens(model, PROMPT, 3)
+    runner = poisoned_runner(model)
+    runner.execute_model(prefill("a", PROMPT, [9, 4], 20))
+    runner.execute_model(go_on({"a": 20}, num_outputs=1))
+    runner.execute_model(go_on({"a": 21}, num_outputs=2))
+    # Back to one output: the place of the second one is computed again.
+    assert sampled(runner.execute_model(go_on({"a": 20}, num_outputs=1))) == [expected[1:2]]
+
+
+def test_the_schedulers_tokens_hold_over_those_that_the_runner_sampled() -> None:
+    model = poisoned_model()
+    runner = poisoned_runner(model)
+    runner.execute_model(prefill("a", PROMPT, [9, 4], 20))
+    known = [*PROMPT, 77]
+    scheduled = go_on({"a": 20}, num_outputs=1)
+    scheduled.scheduled_cached_reqs.all_token_ids["a"] = known
+    assert sampled(runner.execute_model(scheduled)) == [greedy_tokens(model, known, 1)]
+
+
+def test_the_phase_is_read_and_not_decided_again() -> None:
+    # Two known tokens are left: a resumed request may compute them in either graph.
+    model = poisoned_model()
+    known = [*PROMPT, *greedy_tokens(model, PROMPT, 2)]
+    for padded, kind in ((None, "decode"), (20, "segmented_prefill")):
+        runner = poisoned_runner(model, drafting=True)
+        runner.execute_model(prefill("a", known, [9, 4], 20))
+        result = runner.execute_model(go_on({"a": 20}, 2, padded=padded))
+        assert result.shape is not None
+        assert result.shape.kind == kind
+        assert sampled(result) == [greedy_tokens(model, known, 1)]
+
+
+BAD_ROWS = [
+    ([5, -1], [9], "token id -1: must be within 0..319"),
+    ([5, 320], [9], "token id 320: must be within 0..319"),
+    ([5, 6], [-1], "block id -1: must be within 1..63"),
+    ([5, 6], [0], "block id 0: must be within 1..63"),
+    ([5, 6], [64], "block id 64: must be within 1..63"),
+    ([5], [9], "2 tokens are scheduled, 1 are known"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "blocks", "message"), BAD_ROWS)
+def test_a_row_that_does_not_exist_is_refused_and_nothing_is_written(
+    tokens: list[int], blocks: list[int], message: str
+) -> None:
+    runner = poisoned_runner(poisoned_model())
+    with pytest.raises(RowError, match=f"request 'a': {message}") as caught:
+        runner.execute_model(prefill("a", tokens, blocks, 2))
+    assert caught.value.reasons == {"a": message}
+    assert np.isnan(runner.cache.keys).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_greedy_refuses_logits_that_are_not_finite(value: float) -> None:
-    with pytest.raises(RuntimeError, match="request 'a': logits are not finite"):
-        greedy("a", np.array([1.0, value], dtype=np.float32))
+def test_a_row_that_is_not_finite_is_named_in_every_kind_of_step(value: float) -> None:
+    model = poisoned_model()
+    model.weights.embedding[1] = value
+    runner = poisoned_runner(model)
+    with pytest.raises(RowError, match="request 'a': its hidden states or logits are not"):
+        runner.execute_model(prefill("a", [5, 1, 7, 8], [9], 3))
+    with pytest.raises(RowError, match="request 'a': its hidden states or logits are not"):
+        runner.execute_model(prefill("a", [5, 6, 1], [9], 3))
+    for name, block in (("b", 10), ("c", 11)):
+        runner.execute_model(prefill(name, PROMPT[:5], [block], 5))
+    decode = go_on({"b": 5, "c": 5})
+    decode.scheduled_cached_reqs.all_token_ids["c"] = [*PROMPT[:5], 1]
+    with pytest.raises(RowError) as caught:
+        runner.execute_model(decode)
+    assert list(caught.value.reasons) == ["c"]
+
+
+def test_a_step_that_failed_leaves_the_block_table_as_it_was() -> None:
+    model = poisoned_model()
+    expected = greedy_tokens(model, PROMPT[:16], 3)
+    runner = poisoned_runner(model)
+    runner.execute_model(prefill("a", PROMPT[:16], [9], 16))
+    lost = go_on({"a": 16}, new_blocks={"a": [30]})
+    with pytest.raises(KeyError):
+        runner.execute_model(go_on({"a": 16, "unknown": 1}, new_blocks={"a": [30]}))
+    runner.take_back([runner.submit(lost)])
+    result = runner.execute_model(go_on({"a": 16}, new_blocks={"a": [33]}))
+    assert sampled(result) == [expected[1:2]]
+
+
+def test_the_most_likely_token_is_the_smallest_id_of_a_tie() -> None:
+    assert verify(np.array([[1.0, 3.0, 3.0]], dtype=np.float32), []) == [1]

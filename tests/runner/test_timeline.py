@@ -24,24 +24,28 @@ def report(tmp_path: Path) -> Path:
 def test_every_step_is_a_slice_of_its_own_row_and_of_each_request() -> None:
     events = list(trace_events(STEPS))
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert names == {0: "steps", 1: "request a", 2: "request <b>"}
+    assert names == {0: "host", 1: "graphs", 2: "request a", 3: "request <b>"}
     slices = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     assert slices == [
-        ("prefill_s128", 0, 1e6, 0.5e6),
-        ("prefill_s128", 1, 1e6, 0.5e6),
-        ("decode_b4_w8", 0, 1.5e6, 0.25e6),
-        ("decode_b4_w8", 1, 1.5e6, 0.25e6),
-        ("decode_b4_w8", 2, 1.5e6, 0.25e6),
+        ("prefill_s128", 0, 1e6, 0.125e6),
+        ("prefill_s128", 1, 1.125e6, 0.5e6),
+        ("prefill_s128", 2, 1.125e6, 0.5e6),
+        ("decode_b4_w8", 0, 1.5e6, 0.125e6),
+        ("decode_b4_w8", 1, 1.75e6, 0.25e6),
+        ("decode_b4_w8", 2, 1.75e6, 0.25e6),
+        ("decode_b4_w8", 3, 1.75e6, 0.25e6),
     ]
+    # The host prepares the second step while the first one's graph runs.
+    assert slices[3][2] < slices[1][2] + slices[1][3]
 
 
 def test_counters_follow_padding_queues_and_cache() -> None:
     counters = [e for e in trace_events(STEPS) if e["ph"] == "C"]
     values = {(e["name"], e["ts"]): e["args"]["value"] for e in counters}
-    assert values[("padding", 1e6)] == 28
-    assert values[("padding", 1.5e6)] == 2
-    assert values[("waiting requests", 1e6)] == 2
-    assert values[("KV cache usage", 1.5e6)] == 0.5
+    assert values[("padding", 1.125e6)] == 28
+    assert values[("padding", 1.75e6)] == 2
+    assert values[("waiting requests", 1.125e6)] == 2
+    assert values[("KV cache usage", 1.75e6)] == 0.5
 
 
 class _Page(HTMLParser):
@@ -67,8 +71,8 @@ def test_the_page_is_self_contained_and_escapes_request_ids() -> None:
     assert "b" not in page.tags
     # 102 tokens in 132 rows.
     assert "102 tokens were computed in 132 padded rows (23 % padding)" in text
-    # Three rows of bars (steps, a, <b>), five bars, each with a padded share, and the legend's 3.
-    assert page.tags.count("rect") == 2 * 5 + 3
+    # Rows of host, graphs, a and <b>: seven bars, each with a padded share, and the legend's 4.
+    assert page.tags.count("rect") == 2 * 7 + 4
 
 
 def test_a_page_of_no_steps_is_still_a_page() -> None:
