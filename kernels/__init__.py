@@ -1,7 +1,7 @@
 """Attention kernels for Trainium2, hand-written in NKI, and their host-level functions.
 
-A host function checks its arguments and launches a kernel (prefill: one program, for some heads at
-a time where it would be too long for all).
+Each function is two in sequence: `prepare_...` checks the arguments and returns a `Launch` (kernel,
+grid, arrays), `run` launches it.
 
 Arrays are NumPy, torch (CPU) or JAX, all of one kind, and so are the results. Shapes, meanings and
 the formulas are those of `segattn.reference.attention`, which defines the behaviour; what a kernel
@@ -22,8 +22,17 @@ with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_si
               softmax where the check fails; exact elsewhere
 """
 
+from .launch import Launch, run
 from .launch_decode import paged_decode
-from .launch_prefill import padded_prefill, segmented_attention
+from .launch_prefill import (
+    padded_prefill,
+    prepare_padded_prefill,
+    prepare_segmented_attention,
+    segmented_attention,
+)
 from .launch_write import write_kv_cache
 
-__all__ = ["padded_prefill", "paged_decode", "segmented_attention", "write_kv_cache"]
+__all__ = [
+    "Launch", "padded_prefill", "paged_decode", "prepare_padded_prefill",
+    "prepare_segmented_attention", "run", "segmented_attention", "write_kv_cache",
+]  # fmt: skip

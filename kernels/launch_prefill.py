@@ -1,22 +1,19 @@
-"""The host functions of prefill: arguments checked, then one launch or some heads at a time."""
+"""The host functions of prefill: arguments checked, one launch, an exact one where it fails."""
 
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import numpy as np
 
 from ..reference.paging import cdiv
-from . import backend
 from .addresses import check_padding_slots, check_slots, used_blocks
 from .arrays import array_kind, read_optional
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
-from .device.prefill.paged_prior import TAIL_SEGMENT
 from .device.segmented_attention_nki import segmented_attention_kernel
-from .device.write_kv_cache_nki import write_kv_cache_kernel
-from .head_launches import launch_exact, launch_heads, of_heads
-from .launch_plan import ProgramShape, plan_launches
+from .launch import Launch, execute, run
 from .plan.key_writes import key_write_arguments
 from .plan.window_plan import window_columns, window_slots
-from .sizes import PARTITIONS
+from .sizes import PARTITIONS, SHORT_SEGMENT
 from .validation import (
     Array,
     check_cache_scale,
@@ -38,6 +35,26 @@ from .validation import (
 
 LONGEST_SEGMENT = 2048
 """Most tokens of a segment on chip: a longer kv_segment_size is read in segments of this size."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The checked arguments that both functions have."""
+
+    q: Array
+    k: Array
+    v: Array
+    count: int
+    scale: float
+    window: int | None
+    sinks: Array | None
+    softmax: str
+    """As asked for: "auto", "bounded" or "exact"."""
+
+    @property
+    def first_softmax(self) -> str:
+        """What is launched first."""
+        return "exact" if self.softmax == "exact" else "bounded"
 
 
 def padded_prefill(
@@ -63,10 +80,42 @@ def padded_prefill(
     q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; slot_mapping [S] int32;
     0 <= num_tokens <= S. Returns (out [H, S, d], k_cache, v_cache).
     """
+    return run(
+        prepare_padded_prefill(
+            q, k, v, k_cache, v_cache, slot_mapping, num_tokens, scale=scale,
+            sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
+        )
+    )  # fmt: skip
+
+
+def prepare_padded_prefill(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    num_tokens: SupportsIndex,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    k_pre_transposed: bool = False,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> Launch[tuple[Any, Any, Any]]:
+    """The launch of `padded_prefill` with these arguments.
+
+    Its kernel writes the caches. With softmax="auto" its `finish` launches the exact softmax where
+    the check of the bounded one fails.
+    """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    lnc = check_cores(lnc)
+    cores = check_cores(lnc)
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
@@ -78,44 +127,40 @@ def padded_prefill(
     check_padding_slots(slots, count)
     window = check_window(sliding_window)
     mode = check_softmax(softmax, q_, q_.shape[1])
-    factor = check_scale(scale, q_.shape[2])
-    logits = check_sinks(read_optional(kind, sinks), q_.shape[0])
+    chunk = _Chunk(
+        q_, k_, v_, count, check_scale(scale, q_.shape[2]), window,
+        check_sinks(read_optional(kind, sinks), q_.shape[0]), mode,
+    )  # fmt: skip
     scales = (
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
     )
-    caches = device_fp8(k_rows), device_fp8(v_rows)
-    key_writes = key_write_arguments(slots, v_rows.shape[2], k_pre_transposed)
-    shape = ProgramShape(
-        q_.shape[1], q_.shape[2], q_.dtype.itemsize, lnc, mode, window, None, v_rows.shape[2],
-        k_pre_transposed,
-    )  # fmt: skip
-    plan = plan_launches(shape, q_.shape[0], k_.shape[0])
+    before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
 
-    def launch(q_heads: slice, kv_heads: slice, softmax: str) -> tuple[Array, Array]:
-        found: tuple[Array, Array] = backend.run(
-            chunk_attention_kernel, lnc, q_[q_heads], k_[kv_heads], v_[kv_heads], _number(count),
-            factor, window, of_heads(logits, q_heads), softmax,
-        )  # fmt: skip
-        return found
-
-    if plan.heads == q_.shape[0]:
-        before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
-        out, _, _, flags = backend.run(
-            padded_prefill_kernel, lnc, q_, k_, v_, *caches, slots, _number(count), factor, window,
-            logits, *scales, plan.softmax, *key_writes,
-        )  # fmt: skip
-        if mode == "bounded" and flags.any():
+    def finish(results: tuple[Array, Array, Array, Array]) -> tuple[Any, Any, Any]:
+        out, _, _, flags = results
+        if flags.any() and mode == "auto":
+            out, _ = execute(_exact_chunk(chunk, cores))
+        elif flags.any():
             k_rows[...], v_rows[...] = before
-        if plan.exact_heads is not None and flags.any():
-            every = slice(0, q_.shape[0])
-            out = launch_exact(plan.exact_heads, every, q_.shape[0], k_.shape[0], launch)
-        _check_bound(mode, flags)
-    else:
-        out, flags = launch_heads(plan, q_.shape[0], k_.shape[0], launch)
-        _check_bound(mode, flags)
-        backend.run(write_kv_cache_kernel, 1, k_, v_, *caches, slots, *scales, *key_writes)
-    return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+            raise _check_failed(flags)
+        return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+
+    arrays = (
+        q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots, _number(count), chunk.scale,
+        window, chunk.sinks, *scales, chunk.first_softmax,
+        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
+    )  # fmt: skip
+    return Launch(padded_prefill_kernel, cores, arrays, finish)
+
+
+def _exact_chunk(chunk: _Chunk, cores: int) -> Launch[Any]:
+    """The attention of a chunk over itself, with the exact softmax."""
+    arrays = (
+        chunk.q, chunk.k, chunk.v, _number(chunk.count), chunk.scale, chunk.window, chunk.sinks,
+        "exact",
+    )  # fmt: skip
+    return Launch(chunk_attention_kernel, cores, arrays, lambda results: results)
 
 
 def segmented_attention(
@@ -145,9 +190,44 @@ def segmented_attention(
     read in segments of kv_segment_size tokens, a multiple of 128 and of block_size; more than 2048
     are read in pieces of 2048. Returns out [H, S, d].
     """
+    return run(
+        prepare_segmented_attention(
+            q, k, v, k_cache, v_cache, block_table, prior_tokens, num_tokens,
+            kv_segment_size=kv_segment_size, scale=scale, sliding_window=sliding_window,
+            sinks=sinks, k_scale=k_scale, v_scale=v_scale, k_pre_transposed=k_pre_transposed,
+            softmax=softmax, lnc=lnc,
+        )
+    )  # fmt: skip
+
+
+def prepare_segmented_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    prior_tokens: SupportsIndex,
+    num_tokens: SupportsIndex,
+    *,
+    kv_segment_size: SupportsIndex = 2048,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    k_pre_transposed: bool = False,
+    softmax: str = "auto",
+    lnc: int = 1,
+) -> Launch[Any]:
+    """The launch of `segmented_attention` with these arguments.
+
+    With softmax="auto" its `finish` launches the exact softmax where the check of the bounded one
+    fails.
+    """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
-    lnc = check_cores(lnc)
+    cores = check_cores(lnc)
     check_chunk(q_, k_, v_)
     check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
     check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
@@ -163,50 +243,53 @@ def segmented_attention(
         np.array([prior]),
         v_rows,
         segment // block_size,
-        3 * max(segment, TAIL_SEGMENT) // block_size,
+        3 * max(segment, SHORT_SEGMENT) // block_size,
     )
     window = check_window(sliding_window)
     most_tokens = table.size * block_size + q_.shape[1]
     if window is not None and window >= most_tokens:
         window = None
     mode = check_softmax(softmax, q_, most_tokens)
-    factor = check_scale(scale, q_.shape[2])
-    logits = check_sinks(read_optional(kind, sinks), q_.shape[0])
+    chunk = _Chunk(
+        q_, k_, v_, count, check_scale(scale, q_.shape[2]), window,
+        check_sinks(read_optional(kind, sinks), q_.shape[0]), mode,
+    )  # fmt: skip
     k_factors = check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows)
     v_factors = check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows)
-    program = (q_.shape[1], q_.shape[2], q_.dtype.itemsize)
-    slots = window_slots(tables[0], prior, window, block_size, *program)
-    columns = window_columns(slots, prior, block_size) if k_pre_transposed else ()
-    is_cast = k_rows.dtype != q_.dtype
-    shape = ProgramShape(
-        *program, lnc, mode, window, segment, block_size, k_pre_transposed, is_cast
+    slots = window_slots(
+        tables[0], prior, window, block_size, q_.shape[1], q_.shape[2], q_.dtype.itemsize
     )
-    plan = plan_launches(shape, q_.shape[0], k_.shape[0])
+    columns = window_columns(slots, prior, block_size) if k_pre_transposed else ()
+    kept = (
+        q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), tables, _number(prior), _number(count),
+        segment, chunk.scale, window, chunk.sinks, k_factors, v_factors,
+    )  # fmt: skip
+    layout = (k_pre_transposed, slots, *columns)
+    exact = Launch(
+        segmented_attention_kernel, cores, (*kept, "exact", *layout),
+        lambda results: kind.give(results[0]),
+    )  # fmt: skip
+    if chunk.softmax == "exact":
+        return exact
 
-    def launch(q_heads: slice, kv_heads: slice, softmax: str) -> tuple[Array, Array]:
-        some_heads = kv_heads.stop - kv_heads.start < k_.shape[0]
-        found: tuple[Array, Array] = backend.run(
-            segmented_attention_kernel, lnc, q_[q_heads], k_[kv_heads], v_[kv_heads],
-            device_fp8(k_rows), device_fp8(v_rows), tables, _number(prior), _number(count), segment,
-            factor, window, of_heads(logits, q_heads), of_heads(k_factors, kv_heads),
-            of_heads(v_factors, kv_heads), softmax, k_pre_transposed, slots,
-            _number(kv_heads.start) if some_heads else None, *columns,
-        )  # fmt: skip
-        return found
+    def finish(results: tuple[Array, Array]) -> Any:
+        out, flags = results
+        if not flags.any():
+            return kind.give(out)
+        if chunk.softmax == "bounded":
+            raise _check_failed(flags)
+        return run(exact)
 
-    out, flags = launch_heads(plan, q_.shape[0], k_.shape[0], launch)
-    _check_bound(mode, flags)
-    return kind.give(out)
+    return replace(exact, arrays=(*kept, "bounded", *layout), finish=finish)
 
 
-def _check_bound(softmax: str, flags: Array) -> None:
-    """softmax="bounded" has no fallback: FloatingPointError where its check failed."""
-    if softmax == "bounded" and flags.any():
-        heads = np.flatnonzero(flags.any(0)).tolist()
-        raise FloatingPointError(
-            f"softmax='bounded': row sums or results of the queries from head(s) {heads} on "
-            "left the accurate range; softmax='auto' falls back to the exact softmax"
-        )
+def _check_failed(flags: Array) -> FloatingPointError:
+    """Of softmax="bounded", which has no fallback."""
+    heads = np.flatnonzero(flags.any(0)).tolist()
+    return FloatingPointError(
+        f"softmax='bounded': row sums or results of the queries from head(s) {heads} on "
+        "left the accurate range; softmax='auto' falls back to the exact softmax"
+    )
 
 
 def _covering_segment(segment: int, table_tokens: int) -> int:

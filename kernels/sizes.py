@@ -14,6 +14,10 @@ PSUM_BANK_BYTES = 2048
 MATMUL_COLUMNS = 512
 """Moving columns of one matmul: they fill one PSUM bank in fp32."""
 
+SHORT_SEGMENT = 512
+"""Tokens of the short segments that prefill reads the end of a prior in, with many queries; block
+tables are padded by three of the longest ones."""
+
 FLOOR = -(2.0**106)
 """Scores before the scale below about -8e31 count as this: -1e30 after 1 / sqrt(256) does not.
 A power of two, so that scale * FLOOR is exact."""

@@ -63,7 +63,7 @@ def test_a_plan_is_numpy_only(path: Path) -> None:
         "kernels.plan", "kernels.sizes", "kernels.arrays", "reference.paging",
     )  # fmt: skip
     if name_of(path) == "kernels/plan/window_plan.py":
-        allowed = (*allowed, "kernels.device.prefill.window_stream")
+        allowed = (*allowed, "kernels.device.prefill.window_segments")
     wrong = [module for level, module in imports(path) if level and not is_within(module, allowed)]
     assert not wrong
     outside = {module.split(".")[0] for level, module in imports(path) if not level}

@@ -5,7 +5,8 @@ Positions are exact in fp32: they stay far below 2**24.
 
 from ..backend import nisa, nl
 from ..sizes import PARTITIONS
-from .tile_schedule import Share
+from .loading import runs_of
+from .tile_schedule import QGroup
 
 
 def valid_rows(num_tokens: nl.NkiTensor, num_tiles: int) -> nl.NkiTensor:
@@ -17,19 +18,17 @@ def valid_rows(num_tokens: nl.NkiTensor, num_tiles: int) -> nl.NkiTensor:
     return valid
 
 
-def share_rows(
-    every_valid: nl.NkiTensor,  # [128, S / 128] uint8
-    share: Share,
-) -> nl.NkiTensor:
-    """The columns of a share's row tiles, [128, tiles] uint8."""
-    row_tiles = share.row_tiles
-    first, last = row_tiles[0], row_tiles[len(row_tiles) - 1]
-    if last - first + 1 == len(row_tiles):
-        return every_valid[:, first : last + 1]
-    valid = nl.ndarray((PARTITIONS, len(row_tiles)), dtype=nl.uint8, buffer=nl.sbuf)
-    for i in range(len(row_tiles)):
-        tile = row_tiles[i]
-        nisa.tensor_copy(dst=valid[:, i : i + 1], src=every_valid[:, tile : tile + 1])
+def q_tile_rows(every_valid: nl.NkiTensor, group: QGroup) -> nl.NkiTensor:
+    """Of [128, S / 128] the columns of a q_group, [128, q_tiles] uint8: one for each q_tile."""
+    heads, tiles = group.num_heads, group.row_tiles
+    valid = nl.ndarray((PARTITIONS, group.num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
+    for tile, length in runs_of(tiles, 0, len(tiles)):
+        nisa.tensor_copy(
+            dst=valid[:, tile * heads : (tile + length) * heads],
+            src=every_valid.ap(
+                [[every_valid.shape[1], PARTITIONS], [1, length], [0, heads]], offset=tiles[tile]
+            ),
+        )
     return valid
 
 

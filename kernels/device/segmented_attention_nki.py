@@ -11,41 +11,32 @@ Supported range and errors. S and head_dim as in padded_prefill, H a multiple of
 power of two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of
 block_size; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is
 padded with -1 to whole segments and three more. A window needs the slots of the tokens before the
-chunk (window_plan.py). k and v may be some of the cache's KV heads, consecutive ones from
-first_kv_head on. Unused cache rows and padded rows may hold NaN or infinity.
-`segattn.kernels.segmented_attention` raises ValueError for anything else and launches the kernel,
-for some heads at a time where its program would be too long (launch_plan.py); the kernel
-only asserts shapes. FloatingPointError where the check of "bounded" fails.
+chunk (window_plan.py). Unused cache rows and padded rows may hold NaN or infinity.
+`segattn.kernels.segmented_attention` raises ValueError for anything else; the kernel only asserts
+shapes. A failed check of the bounded softmax shows in the flags.
 
-Loop nest. Share of the core (consecutive query heads of a KV head): the chunk over itself as in
-padded_prefill, then
-    bounded (prior_stream.py): pairs of whole segments (runtime count), an odd one, then the rest in
-        segments of 512 -> block of 4 row tiles -> macro of 2 key tiles; the next segment is
-        prepared beside
-    exact (exact_rows.py): the same segments, one per trip if the share has more than 16 row tiles
-        of a head, and with more than 16 in all the rest in segments of 1024 before those of 512
-        -> row tile -> step of at most 2048 keys
-With a window both take, instead of segments, the key tiles before the chunk that the window of some
-row cuts, in sections of up to 16 (window_stream.py); if it reaches further back than 32 tiles and
-the chunk, what lies between them and the chunk follows in segments of up to 2048 (runtime count).
-A long chunk's last blocks are computed over the chunk after the prior, beside the results of the
-others.
+Loop nest. Pass of the core (q_groups that share the loops: consecutive query heads of a KV head):
+the first q_blocks over the chunk as in padded_prefill, then prior.py:
+    device loop of long trips -> segment -> q_group -> q_block of 4 q_tiles -> kv_tile (bounded), or
+        q_tile -> step of at most 16 kv_tiles (online); the next segment is made beside
+    device loop of trips of one short segment each: what is left
+With a window the kv_tiles before the chunk that the window of some row cuts come first, unrolled
+(window_segments.py); if it reaches further back than 32 tiles and the chunk, what lies between them
+and the chunk follows in short segments. A long chunk's last q_blocks are computed over the chunk
+after the prior, beside the results of the others.
 
 Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that a
-partition is filled by long runs of the cache; key tile j is the tokens j, r + j, 2 r + j, ... Key
-columns [128 features, segment] per 128 features: column j * 128 + p. In a window's sections key
-tile j is 128 consecutive tokens, token p of it on partition p, gathered one by one. With
+partition is filled by long runs of the cache; kv_tile j is the tokens j, r + j, 2 r + j, ... Key
+columns [128 features, segment] per 128 features: column j * 128 + p. In a window's segments
+kv_tile j is 128 consecutive tokens, token p of it on partition p, gathered one by one. With
 k_pre_transposed, keys are staged in columns [features, segment] of token order
-(transposed_keys.py), from which a strided copy makes key columns instead of PE; those of a window's
-section with whole blocks, and the copy begins inside the first one (window_columns.py).
+(key_columns.py), from which a strided copy makes key columns instead of PE.
 
 On-chip memory per partition: that of padded_prefill, plus for segments of s tokens, element size b,
-f = ceil(d / 128): two sets of staged rows 2 r d b, key columns f s b and values r (d + 1) b. s =
-2048, d = 128, bf16: 2 (8 + 4 + 4) = 32 KiB; for the tail of 512 tokens one set, zeroed key rows r d
-b and a copy of columns and values: 4 + 1 + 2 = 7 KiB. Bounded with more than 4 blocks, fp32 and d =
-256 take half as long segments; the exact softmax has a mask row of 2 s bytes per set. With a
-window: two sections of up to 16 tiles, 2 (8 + 4 + 4) = 32 KiB, and for a long one a set of 2048
-tokens with zeroed key rows and copies, 16 + 4 + 8 = 28 KiB.
+f = ceil(d / 128): for each q_group staged rows 2 s / 128 d b, and two sets of key columns f s b and
+values s / 128 (d + 1) b. s = 1024, d = 128, bf16: 4 + 2 (2 + 2) = 12 KiB; for the short segments of
+512 half of that, and a copy of the key rows. The exact softmax has mask rows of 2 s bytes where
+cached keys are scaled or in columns. With a window: two segments of up to 16 tiles.
 
 Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
 ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale the accumulator.
@@ -53,10 +44,10 @@ ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale th
 
 from ..backend import nki, nl
 from ..sizes import PARTITIONS
-from .loading import element_bytes
-from .prefill.paged_prior import PagedPrior
-from .prefill.share_loop import ShareLoop
-from .tile_schedule import core_shares
+from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments
+from .prefill.paged_segments import PagedCache
+from .prefill.prior import Prior, PriorArguments
+from .prefill.window_segments import WindowTokens
 
 
 @nki.jit
@@ -75,32 +66,24 @@ def segmented_attention_kernel(
     sinks: nl.NkiTensor | None,  # [1, H] fp32
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    softmax: str,  # "exact", "bounded", or "auto": bounded, then exact where the check fails
+    softmax: str,  # "exact" or "bounded"
     k_pre_transposed: bool = False,  # the K cache is [num_blocks, KV, d, block_size]
     window_slots: nl.NkiTensor | None = None,  # [1, tokens] int32, with a window above 1
-    first_kv_head: nl.NkiTensor | None = None,  # [1, 1] int32: the cache's head that is k[0]
     window_blocks: nl.NkiTensor | None = None,  # [1, blocks] int32, with a window above 1 and
     window_seen: nl.NkiTensor | None = None,  # [1, tokens] uint8, k_pre_transposed
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over its prior and itself, and the flags [cores, H]."""
-    num_q_heads, num_rows, d = q.shape
-    num_kv_heads = k.shape[0]
-    assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
-    assert num_q_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads"
     assert kv_segment_size % PARTITIONS == 0, "kv_segment_size must be a multiple of 128"
     assert kv_segment_size % v_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    core = nl.program_id(0)
-    num_cores = nl.num_programs(0)
-    loop = ShareLoop(q, k, v, out, num_tokens, scale, window, sinks, softmax)
-    prior = PagedPrior(
-        k_cache, v_cache, block_table, prior_tokens, window_slots, kv_segment_size, window,
-        num_rows, q.dtype, k_scales, v_scales, k_pre_transposed, first_kv_head,
-        window_blocks, window_seen,
+    tokens = None
+    if window_slots is not None:
+        tokens = WindowTokens(window_slots, window_blocks, window_seen)
+    cache = PagedCache(k_cache, v_cache, block_table, k_pre_transposed)
+    given = PriorArguments(cache, prior_tokens, kv_segment_size, k_scales, v_scales, tokens)
+    prefill = Prefill(
+        ChunkArguments(q, k, v, num_tokens, sinks, out), SoftmaxArguments(scale, window, softmax),
+        Prior(given, k, window),
     )  # fmt: skip
-    shares = core_shares(
-        num_q_heads, num_q_heads // num_kv_heads, num_rows // PARTITIONS, d,
-        element_bytes(q.dtype), core, num_cores,
-    )  # fmt: skip
-    loop.run(shares, prior, None)
-    return out, loop.store_flags(core, num_cores)
+    prefill.run(None)
+    return out, prefill.store_flags()

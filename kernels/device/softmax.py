@@ -14,7 +14,7 @@ SUM_FLOOR = 2.0**-60
 
 
 @dataclass
-class ScoreScale(nl.NKIObject):
+class ScoreScale:
     """Factor of the raw scores: numbers, or [rows, 1] fp32 tiles when it is a runtime value."""
 
     positive: float | nl.NkiTensor

@@ -1,21 +1,32 @@
-"""How the work is cut into tiles and shared by cores: sizes with their hardware reason, indices."""
+"""How the work of prefill is cut into tiles and shared by cores.
+
+A *row tile* is 128 rows of the chunk, a *q_tile* the queries of one head in a row tile. A core's
+work is a list of q_groups: some row tiles of consecutive query heads of one KV head. What two cores
+are given has the same shape, group by group, so that they run the same instructions and the same
+device loops: core 1 has core 0's heads counted from the last one.
+"""
 
 import math
 from dataclasses import dataclass
 
-from ..backend import nl
-from ..sizes import PARTITIONS
+from ..sizes import MATMUL_COLUMNS, PARTITIONS
 
-SHARE_BYTES = 128
-"""Row tiles of a share times element bytes and 128 features: SBUF holds the queries and
+Q_GROUP_BYTES = 128
+"""q_tiles of a q_group times element bytes and 128 features: SBUF holds the queries and
 accumulators of 8192 rows in bf16 at once, of 4096 in fp32, of half as many with 256 features.
 """
 
-SHARE_ROW_TILES = 32
-"""Row tiles of a share of one head: its keys and their preparation serve 4096 rows."""
+Q_GROUP_ROW_TILES = 32
+"""Row tiles of a q_group of one head: its keys and their preparation serve 4096 rows."""
 
-SHARE_HEADS = 8
-"""Heads of a share that does not hold all rows; with 64 tiles in all, 1024 rows at least."""
+Q_GROUP_HEADS = 8
+"""Heads of a q_group that does not hold all rows; with 64 q_tiles in all, 1024 rows at least."""
+
+GROUPS_TOGETHER = 4
+"""Most q_groups that share the device loops over the prior: each has staged rows of its own."""
+
+Q_BLOCK_TILES = MATMUL_COLUMNS // PARTITIONS
+"""q_tiles of a q_block: its 512 query columns are the moving operand of a matmul."""
 
 
 def cache_run(block_size: int, tokens_per_partition: int) -> int:
@@ -23,73 +34,156 @@ def cache_run(block_size: int, tokens_per_partition: int) -> int:
     return math.gcd(block_size, tokens_per_partition)
 
 
-@dataclass
-class Share(nl.NKIObject):
-    """Work of one core on one KV head: the same row tiles of consecutive query heads."""
+def feature_parts(d: int) -> int:
+    """Matmuls of one product over d features: PE contracts over 128."""
+    return -(-d // PARTITIONS)
 
+
+def heads_of_q_group(num_q_heads: int, num_tiles: int, limit: int) -> int:
+    """Most heads of a KV head that a q_group of at most `limit` q_tiles takes."""
+    heads = max(1, limit // num_tiles, min(Q_GROUP_HEADS, limit // Q_GROUP_HEADS))
+    return min(num_q_heads, heads)
+
+
+@dataclass(frozen=True)
+class QGroup:
+    """Work of one core on one KV head: the same row tiles of consecutive query heads.
+
+    q_tile t = i * num_heads + h is row tile row_tiles[i] of head first_head + h.
+    """
+
+    kv_head: int
     first_head: int
     num_heads: int
-    row_tiles: list[int]
-    may_be_padding: bool  # other rows of the chunk come before
+    row_tiles: tuple[int, ...]
+    first_row_tile: int
+    """The smaller one of both cores' first row tiles: rows from there on are computed together."""
+    num_stored: int
+    """Row tiles whose result is stored: a core without a last one computes another's for show."""
+
+    @property
+    def may_be_padding(self) -> bool:
+        """Whether other rows of the chunk come before."""
+        return self.first_row_tile > 0
+
+    @property
+    def num_tiles(self) -> int:
+        """q_tiles."""
+        return self.num_heads * len(self.row_tiles)
+
+    @property
+    def num_blocks(self) -> int:
+        """q_blocks."""
+        return -(-self.num_tiles // Q_BLOCK_TILES)
+
+    def row_tile(self, t: int) -> int:
+        """Row tile of the chunk that q_tile t is."""
+        return self.row_tiles[t // self.num_heads]
+
+    def tiles_of(self, block: int) -> int:
+        """q_tiles of a q_block."""
+        return min(Q_BLOCK_TILES, self.num_tiles - block * Q_BLOCK_TILES)
+
+    def num_keys(self, block: int) -> int:
+        """kv_tiles of the chunk up to the last one that a q_block sees."""
+        return self.row_tile(block * Q_BLOCK_TILES + self.tiles_of(block) - 1) + 1
 
 
-def core_shares(
-    num_q_heads: int,
-    queries_per_kv_head: int,
-    num_tiles: int,
-    d: int,
-    bytes_per_element: int,
-    core: int,
-    num_cores: int,
-) -> list[Share]:
-    """The shares of `core`, SHARE_BYTES at most. Two cores take half of the heads.
+@dataclass(frozen=True)
+class HeadLayout:
+    """What the cut depends on."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    num_row_tiles: int
+    limit: int
+    """Most q_tiles of a q_group."""
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.num_q_heads // self.num_kv_heads
+
+
+def head_layout(q_shape: tuple[int, ...], num_kv_heads: int, element_bytes: int) -> HeadLayout:
+    """Of queries [H, S, d]."""
+    num_q_heads, num_rows, d = q_shape
+    limit = Q_GROUP_BYTES // (element_bytes * feature_parts(d))
+    return HeadLayout(num_q_heads, num_kv_heads, num_rows // PARTITIONS, limit)
+
+
+def core_q_groups(layout: HeadLayout, core: int, num_cores: int) -> list[QGroup]:
+    """The q_groups of `core`. Two cores take half of the heads each.
 
     The heads of a KV head are kept together as far as possible, and their rows are cut: first as
     many as fit, then half as many each, so that what lies beyond the real rows can be left out.
     An odd head in the middle is split by row tiles in the order 0 1 1 0, which balances the
     triangle of causal work to one tile.
     """
-    every_tile: list[int] = []
-    for tile in range(num_tiles):
-        every_tile.append(tile)
-    limit = SHARE_BYTES // (bytes_per_element * ((d + PARTITIONS - 1) // PARTITIONS))
-    shares: list[Share] = []
-    first, last = 0, num_q_heads
-    if num_cores == 2:
-        first = core * ((num_q_heads + 1) // 2)
-        last = first + num_q_heads // 2
-    for kv_head in range(num_q_heads // queries_per_kv_head):
-        begin = max(first, kv_head * queries_per_kv_head)
-        end = min(last, (kv_head + 1) * queries_per_kv_head)
-        heads = max(1, limit // num_tiles)
-        heads = max(heads, min(SHARE_HEADS, limit // SHARE_HEADS))
-        for head in range(begin, end, heads):
-            add_shares(shares, head, min(heads, end - head), every_tile, limit)
-    if num_cores == 2 and num_q_heads % 2 == 1:
-        own_tiles: list[int] = []
-        for tile in range(num_tiles):
-            owner = (tile % 4 + 1) // 2 % 2
-            if owner == core:
-                own_tiles.append(tile)
-        if len(own_tiles) > 0:
-            add_shares(shares, num_q_heads // 2, 1, own_tiles, limit)
-    return shares
+    num_heads, group = layout.num_q_heads, layout.group
+    every_tile = tuple(range(layout.num_row_tiles))
+    own = num_heads // num_cores
+    groups: list[QGroup] = []
+    most = heads_of_q_group(num_heads, layout.num_row_tiles, layout.limit)
+    for kv_head in range(layout.num_kv_heads):
+        end = min(own, (kv_head + 1) * group)
+        for head in range(kv_head * group, end, most):
+            heads = min(most, end - head)
+            first = head if core == 0 else num_heads - head - heads
+            pieces = _cut_rows(layout.num_row_tiles, heads, layout.limit)
+            groups += [
+                QGroup(first // group, first, heads, every_tile[b:e], b, e - b) for b, e in pieces
+            ]
+    if num_cores == 2 and num_heads % 2:
+        halves = [
+            [tile for tile in every_tile if (tile % 4 + 1) // 2 % 2 == half] for half in (0, 1)
+        ]
+        stored = len(halves[core])
+        longest = max(len(half) for half in halves)
+        # Both cores compute as many: the last row tile stands in for one that is not there.
+        tiles = [(*half, every_tile[-1])[:longest] for half in halves]
+        head = num_heads // 2
+        for b, e in _cut_rows(longest, 1, layout.limit):
+            common = min(half[b] for half in tiles)
+            stored_here = min(e, stored) - b
+            groups.append(
+                QGroup(head // group, head, 1, tiles[core][b:e], common if b else 0, stored_here)
+            )
+    return groups
 
 
-def add_shares(
-    shares: list[Share], first_head: int, num_heads: int, row_tiles: list[int], limit: int
-) -> None:
-    """Add the shares of some heads, cut by rows; `limit` tiles at most."""
-    count = min(SHARE_ROW_TILES, limit // num_heads)
-    if len(row_tiles) * num_heads <= limit and num_heads > 1:
-        count = len(row_tiles)
+def _cut_rows(num_tiles: int, heads: int, limit: int) -> list[tuple[int, int]]:
+    """(begin, end) of the row tiles of each q_group of some heads; `limit` q_tiles at most."""
+    count = min(Q_GROUP_ROW_TILES, limit // heads)
+    if num_tiles * heads <= limit and heads > 1:
+        count = num_tiles
+    pieces = []
     begin = 0
-    while begin < len(row_tiles):
-        end = min(begin + count, len(row_tiles))
-        own: list[int] = []
-        for i in range(begin, end):
-            own.append(row_tiles[i])
-        shares.append(Share(first_head, num_heads, own, begin > 0))
-        if begin == 0 and count * num_heads > limit // 2:
+    while begin < num_tiles:
+        end = min(begin + count, num_tiles)
+        pieces.append((begin, end))
+        if begin == 0 and count * heads > limit // 2:
             count = max(1, count // 2)
         begin = end
+    return pieces
+
+
+def passes_of(groups: list[QGroup], limit: int) -> list[list[QGroup]]:
+    """q_groups that are computed together, in order.
+
+    Those with all rows of their heads share one pass as far as SBUF holds them; a q_group that is
+    followed by later rows of its heads, or has such rows, is a pass of its own.
+    """
+    passes: list[list[QGroup]] = []
+    for i, group in enumerate(groups):
+        is_cut = group.may_be_padding or (i + 1 < len(groups) and groups[i + 1].may_be_padding)
+        last = passes[-1] if passes else []
+        fits = (
+            0 < len(last) < GROUPS_TOGETHER
+            and sum(each.num_tiles for each in last) + group.num_tiles <= limit
+        )
+        if fits and not is_cut and not any(each.may_be_padding for each in last):
+            last.append(group)
+        else:
+            passes.append([group])
+    return passes

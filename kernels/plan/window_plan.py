@@ -4,7 +4,7 @@ import numpy as np
 
 from ...reference.paging import PAD_SLOT_ID, UNUSED_BLOCK
 from ..arrays import Array
-from ..device.prefill.window_stream import window_tiles
+from ..device.prefill.window_segments import window_tiles
 from ..sizes import PARTITIONS
 
 

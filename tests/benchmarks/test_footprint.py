@@ -173,9 +173,9 @@ def test_the_command_names_programs_that_are_too_large(
 
 
 def test_psum_and_sbuf_count_as_well() -> None:
-    assert Footprint("k", "l", 212_992, 20_000).fits
-    assert not Footprint("k", "l", 212_993, 20_000).fits
-    assert not Footprint("k", "l", 212_992, 20_001).fits
+    assert Footprint("k", "l", 212_992, 5_000_000).fits
+    assert not Footprint("k", "l", 212_993, 5_000_000).fits
+    assert not Footprint("k", "l", 212_992, 5_000_001).fits
     assert not Footprint("k", "l", too_large="psum").fits
 
 

@@ -1,4 +1,4 @@
-"""Windows that reach further back than what is computed in sections: segments in between."""
+"""Windows that reach further back than what is computed token by token: segments in between."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.kernels import segmented_attention
-from segattn.kernels.device.prefill.window_stream import TILES_PER_FETCH, window_tiles
+from segattn.kernels.device.prefill.window_segments import TILES_PER_FETCH, window_tiles
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import (
     Options,
@@ -57,7 +57,7 @@ def compare(
     holes=st.sampled_from([0.0, 0.3]),
     softmax=st.sampled_from(["bounded", "exact"]),
 )
-def test_equals_the_reference_in_sections_and_segments(
+def test_equals_the_reference_in_both_kinds_of_segments(
     seed: int, heads: tuple[int, int], tiles: int, data: st.DataObject, prior: int, window: int,
     segment: int, d: int, block_size: int, options: Options, holes: float, softmax: str,
 ) -> None:  # fmt: skip
@@ -65,7 +65,7 @@ def test_equals_the_reference_in_sections_and_segments(
     dtype = data.draw(st.sampled_from([ml_dtypes.bfloat16, np.float32]))
     n = data.draw(st.integers(0, tiles * 128))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("segattn.kernels.device.prefill.window_stream.LEAST_SECTION_TILES", 1)
+        patch.setattr("segattn.kernels.device.prefill.window_segments.LEAST_TILES", 1)
         compare(
             np.random.default_rng(seed), heads, tiles * 128, n, prior, d, block_size, holes, dtype,
             options, kv_segment_size=segment, softmax=softmax,
@@ -96,7 +96,7 @@ def test_a_window_above_4096_begins_in_the_middle_of_a_block(
     ],
 )
 @pytest.mark.parametrize("k_pre_transposed", [False, True])
-def test_three_sections_take_turns_in_two_sets_of_tiles(
+def test_three_segments_take_turns_in_two_sets_of_tiles(
     dtype: npt.DTypeLike, d: int, window: int, rows: int, softmax: str, k_pre_transposed: bool
 ) -> None:
     first, end, tiles = window_tiles(window, rows, d, np.dtype(dtype).itemsize)

@@ -9,9 +9,10 @@ k_scale that the chunk's own do not: with a k_scale absent keys are masked inste
 
 from ...backend import nisa, nl
 from ...sizes import PARTITIONS
+from .on_chip import sbuf
 
 
-class FirstKey(nl.NKIObject):
+class FirstKey:
     """The chunk's first key [128, d] of a KV head on every partition, zero if it is padding."""
 
     def __init__(
@@ -20,30 +21,24 @@ class FirstKey(nl.NKIObject):
         kv_head: int,
         num_tokens: nl.NkiTensor,  # [128, 1] fp32: real rows of the chunk
     ) -> None:
-        self.k = k
-        self.kv_head = kv_head
-        self.num_tokens = num_tokens
-        self.d = k.shape[2]
-        self.rows = nl.ndarray((PARTITIONS, self.d), dtype=k.dtype, buffer=nl.sbuf)
-
-    def write(self) -> None:
-        """Read it."""
-        _, num_rows, d = self.k.shape
-        stored = nl.ndarray((PARTITIONS, d), dtype=self.k.dtype, buffer=nl.sbuf)
+        _, num_rows, d = k.shape
+        self._d = d
+        self._row = sbuf((PARTITIONS, d), k.dtype)
+        stored = sbuf((PARTITIONS, d), k.dtype)
         nisa.dma_copy(
-            dst=stored, src=self.k.ap([[0, PARTITIONS], [1, d]], offset=self.kv_head * num_rows * d)
+            dst=stored, src=k.ap([[0, PARTITIONS], [1, d]], offset=kv_head * num_rows * d)
         )
-        is_real = nl.ndarray((PARTITIONS, 1), dtype=nl.uint8, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=is_real, data=self.num_tokens, op0=nl.greater, operand0=0.0)
+        is_real = sbuf((PARTITIONS, 1), nl.uint8)
+        nisa.tensor_scalar(dst=is_real, data=num_tokens, op0=nl.greater, operand0=0.0)
         nisa.select_reduce(
-            dst=self.rows, predicate=is_real.ap([[1, PARTITIONS], [0, d]]), on_true=stored,
+            dst=self._row, predicate=is_real.ap([[1, PARTITIONS], [0, d]]), on_true=stored,
             on_false=0.0,
         )  # fmt: skip
 
-    def fill(self, rows: nl.NkiTensor, engine: nisa.engine) -> None:
+    def fill(self, rows: nl.NkiTensor) -> None:
         """Copy it to every token of rows [128, tokens * d]."""
-        tokens = rows.shape[1] // self.d
+        tokens = rows.shape[1] // self._d
         nisa.tensor_copy(
-            dst=rows, src=self.rows.ap([[self.d, PARTITIONS], [0, tokens], [1, self.d]]),
-            engine=engine,
+            dst=rows, src=self._row.ap([[self._d, PARTITIONS], [0, tokens], [1, self._d]]),
+            engine=nisa.engine.gpsimd,
         )  # fmt: skip

@@ -1,9 +1,11 @@
-"""The one shift of a share, from a sample of its scores."""
+"""The one shift of a q_group, from a sample of its scores."""
 
 from ...backend import nisa, nl
-from ...sizes import MATMUL_COLUMNS, PARTITIONS
-from .bounded import BoundedRows
-from .share_tiles import BLOCK_TILES
+from ...sizes import PARTITIONS
+from ..tile_schedule import Q_BLOCK_TILES
+from .kv_tiles import KvTiles
+from .on_chip import over_partitions, psum_bank, sbuf
+from .query_tiles import QueryTiles
 
 HEADROOM = 16.0
 """Exponent in nats of the largest sampled score. Scores up to 60 above it stay finite with 131072
@@ -13,49 +15,51 @@ LARGEST_SHIFT = 1.0e4
 """Shifts are kept within this: with scores beyond it fp32 has no accurate differences."""
 
 
+def sampled_blocks(queries: QueryTiles) -> int:
+    """q_blocks whose columns the sample needs: the first row tile, every head of it."""
+    return -(-queries.group.num_heads // Q_BLOCK_TILES)
+
+
 def estimate_shift(
-    rows: BoundedRows,
-    keys: list[nl.NkiTensor],  # per 128 features the chunk's key columns
-    tile: int,  # the share's first row tile
+    queries: QueryTiles,
+    kv: KvTiles,  # of the chunk
+    scale: float,
     ones: nl.NkiTensor,  # [1, 128] fp32
 ) -> None:
     """Minus the shift, on every partition.
 
-    The sample is all scores of the share's first row tile, every head of it, against the keys of
-    the same tokens, padding (zero) and later keys included. Other rows may differ: see bounded.py.
+    The sample is all scores of the q_group's first row tile, every head of it, against the keys of
+    the same tokens, padding (zero) and later keys included. Other rows may differ: see
+    bounded_softmax.py.
     """
-    heads = rows.tiles.share.num_heads
-    key = tile * PARTITIONS
-    blocks = (heads + BLOCK_TILES - 1) // BLOCK_TILES
-    largest = nl.ndarray((PARTITIONS, blocks), dtype=nl.float32, buffer=nl.sbuf)
+    heads = queries.group.num_heads
+    key = queries.group.row_tiles[0]
+    blocks = sampled_blocks(queries)
+    largest = sbuf((PARTITIONS, blocks))
     for block in range(blocks):
-        columns = min(BLOCK_TILES, heads - block * BLOCK_TILES) * PARTITIONS
-        first = block * MATMUL_COLUMNS
-        scores = rows.scores[block % len(rows.scores)][:, 0:columns]
-        for part in range(len(keys)):
-            columns_of_part, queries = keys[part], rows.tiles.queries[part]
+        columns = min(Q_BLOCK_TILES, heads - block * Q_BLOCK_TILES) * PARTITIONS
+        scores = psum_bank()[:, 0:columns]
+        for part, own in enumerate(queries.columns[block]):
             nisa.nc_matmul(
-                dst=scores, stationary=columns_of_part[:, key : key + PARTITIONS],
-                moving=queries[:, first : first + columns], accumulate=part > 0,
+                dst=scores, stationary=kv.keys(key, key + 1, part), moving=own[:, 0:columns],
+                accumulate=part > 0,
             )  # fmt: skip
         nisa.tensor_reduce(
             dst=largest[:, block : block + 1], op=nl.maximum, data=scores, axis=1, keepdims=True
         )
     each = largest
     if blocks > 1:
-        each = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        each = sbuf((PARTITIONS, 1))
         nisa.tensor_reduce(dst=each, op=nl.maximum, data=largest, axis=1, keepdims=True)
-    number = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    rows.over_partitions(each, nl.maximum, number)
-    shift = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    number, shift = sbuf((1, 1)), sbuf((1, 1))
+    over_partitions(each, nl.maximum, number)
     nisa.tensor_scalar(
-        dst=shift, data=number, op0=nl.multiply, operand0=-rows.scale, op1=nl.add,
-        operand1=HEADROOM,
-    )  # fmt: skip
+        dst=shift, data=number, op0=nl.multiply, operand0=-scale, op1=nl.add, operand1=HEADROOM
+    )
     nisa.tensor_scalar(
         dst=shift, data=shift, op0=nl.minimum, operand0=LARGEST_SHIFT, op1=nl.maximum,
         operand1=-LARGEST_SHIFT,
     )  # fmt: skip
-    spread = rows.spare(1, PARTITIONS, 0, 1, nl.float32)
+    spread = psum_bank()[:, 0:1]
     nisa.nc_matmul(dst=spread, stationary=ones, moving=shift, accumulate=False)
-    nisa.tensor_copy(dst=rows.neg_shift, src=spread)
+    nisa.tensor_copy(dst=queries.neg_max[0], src=spread)

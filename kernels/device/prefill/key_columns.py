@@ -1,0 +1,128 @@
+"""Cached keys that are stored pre-transposed, [num_blocks, KV, d, block_size].
+
+Features lie on partitions, up to 128 of them at a time, so that the keys of a block are columns of
+a matmul operand as they come: nothing is transposed on the way to the scores. The price is the
+size of a descriptor, block_size elements instead of a run of whole rows, and one DMA per block
+instead of one per segment, since the partitions of a gather hold features and cannot choose blocks.
+Block numbers are scalar offsets; -1 is out of bounds, so its DMA is skipped and what is staged
+stays: finite, and without a value.
+"""
+
+from typing import Protocol
+
+from ...backend import nisa, nl
+from ...sizes import PARTITIONS
+from ..cache.transposed_keys import feature_parts, queue_of
+from .key_source import StagedKeys, clear
+from .on_chip import Columns, sbuf
+
+
+class Place(Protocol):
+    """Where a segment is in its context: paged_segments.Walk."""
+
+    counts: nl.NkiTensor
+    skipped: nl.NkiTensor | None
+
+
+class StagedColumns:
+    """Whole blocks of one KV head, [features, tokens] per 128 features in token order."""
+
+    def __init__(self, k_cache: nl.NkiTensor, kv_head: int, num_blocks: int) -> None:
+        _, _, d, self.block_size = k_cache.shape
+        self._k_cache, self._kv_head = k_cache, kv_head
+        self._parts = feature_parts(d)
+        width = num_blocks * self.block_size
+        self.columns = [sbuf((height, width), k_cache.dtype) for _, height in self._parts]
+        self.blocks = sbuf((1, num_blocks), nl.int32)
+
+    def gather(self, first: int, end: int) -> None:
+        """One DMA per block and 128 features; those of a skipped one stay as they are."""
+        size, d = self.block_size, self._k_cache.shape[2]
+        for stage, (feature, height) in zip(self.columns, self._parts, strict=True):
+            for block in range(first, end):
+                mode, engine = queue_of(block)
+                nisa.dma_copy(
+                    dst=stage[:, block * size : (block + 1) * size],
+                    src=self._k_cache.ap(
+                        [[size, height], [1, size]],
+                        offset=(self._kv_head * d + feature) * size,
+                        scalar_offset=self.blocks[:, block : block + 1], indirect_dim=0,
+                    ),
+                    oob_mode=nisa.oob_mode.skip, dge_mode=mode, engine=engine,
+                )  # fmt: skip
+
+    def clear(self) -> None:
+        """Zero the columns."""
+        for stage in self.columns:
+            clear(stage)
+
+
+class KeyColumns(StagedKeys):
+    """Columns of a segment; column p of kv_tile j is token p * (segment / 128) + j."""
+
+    def __init__(
+        self,
+        staged: StagedColumns,
+        walk: Place,
+        may_be_garbage: bool,
+    ) -> None:
+        self.staged = staged
+        self._walk = walk
+        self._existing: nl.NkiTensor | None = None
+        if may_be_garbage:
+            shape = (PARTITIONS, staged.columns[0].shape[1])
+            self._existing = sbuf(shape, nl.uint8)
+            self._positions = sbuf(shape)
+            nisa.iota(self._positions, [[1, shape[1]]], offset=0, channel_multiplier=0)
+
+    def clear(self) -> None:
+        """Zero what is staged."""
+        self.staged.clear()
+
+    def read_table(self, table: nl.NkiTensor, first_block: nl.NkiTensor) -> None:
+        """Read the blocks of the segment that begins at a logical block [1, 1] int32."""
+        num = self.staged.blocks.shape[1]
+        nisa.dma_copy(
+            dst=self.staged.blocks,
+            src=table.ap([[num, 1], [1, num]], offset=0, scalar_offset=first_block, indirect_dim=1),
+        )
+
+    def mark(self) -> None:
+        """Which tokens exist and are not left out, in token order on every partition."""
+        existing, walk = self._existing, self._walk
+        if existing is None:
+            return
+        nisa.tensor_scalar(dst=existing, data=self._positions, op0=nl.less, operand0=walk.counts)
+        if walk.skipped is None:
+            return
+        nisa.scalar_tensor_tensor(
+            dst=existing, data=self._positions, op0=nl.greater_equal, operand0=walk.skipped,
+            op1=nl.multiply, operand1=existing,
+        )  # fmt: skip
+        # A later segment with an absent block there keeps them, and a NaN passes a mask.
+        for stage in self.staged.columns:
+            nisa.select_reduce(
+                dst=stage, predicate=existing[0 : stage.shape[0], :], on_true=stage, on_false=0.0
+            )
+
+    def prepare(self, first: int, count: int) -> bool:
+        """Absent keys are replaced on the way into columns."""
+        return False
+
+    def write_columns(self, first: int, count: int, columns: Columns) -> None:
+        """Copy the columns of some kv_tiles, zero where no token exists."""
+        for stage, part in zip(self.staged.columns, columns, strict=True):
+            source = in_tile_order(stage, stage.shape[0], first, count)
+            if self._existing is None:
+                nisa.tensor_copy(dst=part, src=source)
+            else:
+                exists = in_tile_order(self._existing, stage.shape[0], first, count)
+                nisa.select_reduce(dst=part, predicate=exists, on_true=source, on_false=0.0)
+
+
+def in_tile_order(tokens: nl.NkiTensor, height: int, first: int, count: int) -> nl.NkiTensor:
+    """Columns [p, segment] in token order as those of kv_tiles, [height, count, 128]."""
+    segment = tokens.shape[1]
+    return tokens.ap(
+        [[segment, height], [1, count], [segment // PARTITIONS, PARTITIONS]], offset=first
+    )
