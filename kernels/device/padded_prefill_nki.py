@@ -114,11 +114,9 @@ def padded_prefill_kernel(
     prefill.run(cache_write)
     for _ in cache_write or ():
         pass
-    keys = None
-    if core == 0:
-        keys = key_writer(k, k_cache, k_scales, key_tokens, key_blocks, key_rest, num_key_rest)
+    keys = key_writer(k, k_cache, k_scales, key_tokens, key_blocks, key_rest, num_key_rest)
     if keys is not None:
-        keys.write()
+        keys.write(core, num_cores)
     return out, k_cache, v_cache, prefill.store_flags()
 
 

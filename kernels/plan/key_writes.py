@@ -21,7 +21,7 @@ class KeyWritePlan:
 
     tokens: Array  # [tiles, 128]: token of each slot of the whole blocks
     blocks: Array  # [tiles, 128 / block_size]: block of each run of slots
-    rest: Array  # [2, tiles * 128]: token and slot of the others
+    rest: Array  # [2, (tiles + 1) * 128]: token and slot of the others
     num_rest: Array  # [1, 1]
 
 
@@ -42,7 +42,7 @@ def key_write_plan(slot_mapping: Array, block_size: int) -> KeyWritePlan:
     blocks = np.full((tiles, PARTITIONS // block_size), UNUSED_BLOCK, np.int32)
     blocks.reshape(-1)[: len(starts)] = block_of[whole]
     others = order[~np.repeat(whole, count)]
-    rest = np.full((2, tiles * PARTITIONS), -1, np.int32)
+    rest = np.full((2, (tiles + 1) * PARTITIONS), -1, np.int32)
     rest[0, : len(others)] = others
     rest[1, : len(others)] = slot_mapping[others]
     return KeyWritePlan(tokens, blocks, rest, np.array([[len(others)]], np.int32))

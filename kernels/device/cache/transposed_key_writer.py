@@ -21,7 +21,7 @@ class TransposedKeyWriter(nl.NKIObject):
         k_cache: nl.NkiTensor,  # [num_blocks, KV, d, block_size] HBM
         tokens: nl.NkiTensor,  # [tiles, 128] int32 HBM
         blocks: nl.NkiTensor,  # [tiles, 128 / block_size] int32 HBM
-        rest: nl.NkiTensor,  # [2, tiles * 128] int32 HBM
+        rest: nl.NkiTensor,  # [2, (tiles + 1) * 128] int32 HBM
         num_rest: nl.NkiTensor,  # [1, 1] int32 HBM
         inverse_scale: nl.NkiTensor | None,  # [128, KV] fp32 SBUF
     ) -> None:
@@ -33,9 +33,12 @@ class TransposedKeyWriter(nl.NKIObject):
         self.num_rest = num_rest
         self.inverse_scale = inverse_scale
 
-    def write(self) -> None:
-        """Store the whole blocks, then the other tokens."""
-        for tile in range(self.tokens.shape[0]):
+    def write(self, core: int = 0, num_cores: int = 1) -> None:
+        """Store the whole blocks, then the other tokens: every second tile of 128 on two cores.
+
+        Both cores run the loop equally often; `rest` has a tile more than there are tokens.
+        """
+        for tile in range(core, self.tokens.shape[0], num_cores):
             self.write_blocks(tile)
         count = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(dst=count, src=self.num_rest)
@@ -43,9 +46,9 @@ class TransposedKeyWriter(nl.NKIObject):
         nisa.register_load(end, count)
 
         def rest_of_tokens(i: nisa.VirtualRegister) -> None:
-            self.write_tokens(i)
+            self.write_tokens(i, core * PARTITIONS)
 
-        nl.fori_loop(0, end, rest_of_tokens, step=PARTITIONS)
+        nl.fori_loop(0, end, rest_of_tokens, step=num_cores * PARTITIONS)
 
     def gather_rows(self, tokens: nl.NkiTensor) -> nl.NkiTensor:
         """Rows of the tokens [128, 1] int32, all KV heads, [128, KV * d]; zero for -1."""
@@ -114,8 +117,8 @@ class TransposedKeyWriter(nl.NKIObject):
                     oob_mode=nisa.oob_mode.skip,
                 )
 
-    def write_tokens(self, begin: nisa.VirtualRegister) -> None:
-        """Store up to 128 single tokens element by element.
+    def write_tokens(self, begin: nisa.VirtualRegister, first: int) -> None:
+        """Store up to 128 single tokens, from `first` behind `begin` on, element by element.
 
         Element of feature 0 of KV head 0: (slot - offset) * KV * d + offset, offset the slot's
         place within its block; it stays negative for slot -1.
@@ -127,7 +130,7 @@ class TransposedKeyWriter(nl.NKIObject):
         nisa.dma_copy(
             dst=planned,
             src=self.rest.ap(
-                [[1, PARTITIONS], [places, 2]], offset=0, scalar_offset=begin, indirect_dim=1
+                [[1, PARTITIONS], [places, 2]], offset=first, scalar_offset=begin, indirect_dim=1
             ),
         )
         tokens, slots = planned[:, 0:1], planned[:, 1:2]
