@@ -19,6 +19,7 @@ from segattn.reference.nki import isa, language
 from segattn.reference.nki.arguments import Arguments
 from segattn.reference.nki.core import RUN, Core
 from segattn.reference.nki.isa.execute import account
+from segattn.reference.nki.isa.scalars import NkiScalar
 from segattn.reference.nki.memory import check_capacity, fullest_moment
 from segattn.reference.nki.regions import PSUM, SBUF
 from segattn.reference.nki.registers import VirtualRegister
@@ -83,16 +84,22 @@ class _Walk:
         self.num_instructions += not self.repeating
         dst.set(0, "nisa.register_load")
 
+    def load_scalar(self, src: NkiTensor) -> NkiScalar:
+        """scalar_load: the value is unknown, 0 stands for it."""
+        account((), (src,))
+        self.num_instructions += not self.repeating
+        return NkiScalar(0, src.dtype)
+
     def loop(
-        self, lower: Any, upper: Any, body_fun: Callable[[VirtualRegister], object], step: int = 1
+        self, lower: Any, upper: Any, body_fun: Callable[[Any], object], step: int = 1
     ) -> None:
         """fori_loop: TRIPS trips."""
+        registers = any(isinstance(bound, VirtualRegister) for bound in (lower, upper))
         self.num_loops += not self.repeating
-        body_fun(VirtualRegister(0, frozen=True))
-        self.repeating += 1
-        for _ in range(1, TRIPS):
-            body_fun(VirtualRegister(0, frozen=True))
-        self.repeating -= 1
+        for trip in range(TRIPS):
+            self.repeating += trip > 0
+            body_fun(VirtualRegister(0, frozen=True) if registers else NkiScalar(0))
+            self.repeating -= trip > 0
 
 
 KEPT = ("register_alloc", "register_move", "get_nc_version", "get_nc_sub_version")
@@ -108,6 +115,7 @@ def _walking(walk: _Walk) -> Iterator[None]:
         if isfunction(function) and name not in KEPT
     }
     stand_ins["register_load"] = walk.load
+    stand_ins["scalar_load"] = walk.load_scalar
     with (
         mock.patch.multiple(isa, **stand_ins),
         mock.patch.object(language, "fori_loop", walk.loop),

@@ -53,6 +53,21 @@ def _looping(x: nl.NkiTensor, count: nl.NkiTensor) -> nl.NkiTensor:
 
 
 @nki.jit
+def _counting(x: nl.NkiTensor, count: nl.NkiTensor) -> nl.NkiTensor:
+    """3 instructions in a loop whose bound and rows are scalars."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    trips = nisa.scalar_load(count)
+
+    def body(i: nisa.NkiScalar) -> None:
+        tile = nl.ndarray((1, 100), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[2 * i + 1])
+        nisa.dma_copy(dst=out[i], src=tile)
+
+    nl.fori_loop(0, trips - 1, body)
+    return out
+
+
+@nki.jit
 def _nine_banks(x: nl.NkiTensor) -> nl.NkiTensor:
     tiles = []
     for _ in range(9):
@@ -61,6 +76,12 @@ def _nine_banks(x: nl.NkiTensor) -> nl.NkiTensor:
     for tile in tiles:
         nisa.memset(dst=tile, value=1.0)
     return x
+
+
+def test_an_outline_walks_loops_that_scalars_bound() -> None:
+    found = outline(_counting, 1, np.zeros((128, 100), np.float32), np.zeros((1, 1), np.int32))
+    assert (found.num_instructions, found.num_loops) == (3, 1)
+    assert found.sbuf_bytes == 400
 
 
 def test_an_outline_counts_loop_bodies_once_and_keeps_what_they_carry() -> None:
