@@ -200,7 +200,7 @@ def run_modelled(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(written, indent=1))
     met = all(target.holds(modelled) for target, modelled in rows)
-    if arguments.exact:
+    if arguments.exact or arguments.documented:
         known = {target.workload: modelled.us["base"] for target, modelled in rows}
         others = [work for work in EXACT_ROWS if arguments.only in work.label]
         for work in (*known, *others):
@@ -212,9 +212,9 @@ def run_modelled(arguments: Namespace) -> int:
                     file=text,
                 )
     if arguments.documented:
-        for line in documented_lines(functions, constants):
+        for line in documented_lines(functions, constants, arguments.only):
             print(line, file=text)
-    if arguments.padding:
+    if arguments.padding or arguments.documented:
         ratio = padding_ratio(constants)
         met = met and ratio <= PADDING_LIMIT
         print(
@@ -274,7 +274,7 @@ def add_arguments(made: ArgumentParser) -> None:
         "--padding", action="store_true", help="also compare a padded with a fitting bucket"
     )
     made.add_argument(
-        "--documented", action="store_true", help="also the other shapes of docs/kernels.md"
+        "--documented", action="store_true", help="every modelled number of docs/kernels.md"
     )
     made.add_argument(
         "--exact", action="store_true", help="also compare softmax='exact' with 'auto'"

@@ -1,11 +1,14 @@
-"""`segattn bench kernels --documented`: shapes of docs/kernels.md besides the targets."""
+"""`segattn bench kernels --documented`: shapes of docs/kernels.md besides the targets.
+
+With the table of the targets, which comes first, and the ratios of `--exact` and `--padding`, which
+it includes, that is every modelled number of the documentation of our kernels.
+"""
 
 from collections.abc import Iterator
-from typing import Any
 
 from segattn.benchmarks.kernels.modelled import Functions, model, record
 from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, KeyColumns, Prefill, Workload
-from segattn.reference.nki.cost.constants import CostConstants
+from segattn.reference.nki.cost.constants import BANDS, CostConstants
 
 WINDOWS: tuple[Prefill, ...] = (
     Prefill(2048, 8192, window=4096),
@@ -26,6 +29,7 @@ DECODES: tuple[Decode, ...] = (
     Decode(64, 512),
     Decode(1, 8192),
     Decode(1, 2048),
+    Decode(1, 2048, table_tokens=32768),
 )
 
 BLOCKS = (128, 64, 32, 16)
@@ -50,18 +54,23 @@ KEYS: tuple[Workload, ...] = (
 DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *DECODES, *KEYS)
 
 
-def documented_lines(functions: Functions, base: CostConstants) -> Iterator[str]:
-    """Modelled time and share of the roof of each shape; with a window also exact over auto."""
+HEAD = f"| call | {' | '.join(f'{name} us' for name in BANDS)} | share at base | exact over auto |"
 
-    def us(work: Workload, **options: Any) -> tuple[float, str]:
-        modelled, _ = model(work, record(work, functions, **options), ("base",), base)
-        if work.kernel in ("segmented_attention", "padded_prefill"):
-            return modelled.us["base"], f"{modelled.mfu():.1%} of the bf16 peak"
-        return modelled.us["base"], f"{modelled.hbm_share():.1%} of the HBM rate"
 
+def documented_lines(functions: Functions, base: CostConstants, only: str = "") -> Iterator[str]:
+    """A Markdown table of the shapes whose label contains `only`: modelled time by band, share of
+    the bf16 peak or of the HBM rate; of a prefill with a window also exact over auto.
+    """
+    yield HEAD
+    yield "|---|" + "---|" * (len(BANDS) + 2)
     for work in DOCUMENTED:
-        auto, share = us(work)
-        line = f"{work.label}: modelled {auto:.1f} us, {share}"
-        if isinstance(work, Prefill) and work.window is not None:
-            line += f", exact over auto {us(work, softmax='exact')[0] / auto:.2f}"
-        yield line
+        if only in work.label:
+            auto, _ = model(work, record(work, functions), tuple(BANDS), base)
+            prefill = work.kernel in ("segmented_attention", "padded_prefill")
+            share = f"{auto.mfu():.1%} of peak" if prefill else f"{auto.hbm_share():.1%} of HBM"
+            ratio = ""
+            if isinstance(work, Prefill) and work.window is not None:
+                exact, _ = model(work, record(work, functions, softmax="exact"), ("base",), base)
+                ratio = f"{exact.us['base'] / auto.us['base']:.2f}"
+            times = " | ".join(f"{auto.us[name]:.1f}" for name in BANDS)
+            yield f"| {work.label} | {times} | {share} | {ratio} |"

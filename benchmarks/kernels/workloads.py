@@ -145,13 +145,16 @@ class Decode:
     fp8: bool = False
     """The cache holds float8_e4m3fn, with one scale for all keys and one for all values."""
     window: int | None = None
+    table_tokens: int | None = None
+    """Tokens that a table has room for; None = the usual bucket of `context`."""
 
     @property
     def label(self) -> str:
         """Batch x context, query heads / KV heads x head size, block size, fp8, window."""
         heads = f"{self.q_heads}" if self.kv_heads == 1 else f"{self.q_heads}/{self.kv_heads}"
         label = f"decode {self.batch}x{self.context}, {heads}x{self.head_dim}"
-        return label + _differences(self.block_size, self.fp8, self.window)
+        label += _differences(self.block_size, self.fp8, self.window)
+        return label if self.table_tokens is None else f"{label}, tables of {self.table_tokens}"
 
     @property
     def kernel(self) -> str:
@@ -180,7 +183,10 @@ class Decode:
         Tables are as wide as the next power of two of blocks, the usual bucket.
         """
         per_request = num_blocks_for(self.context, self.block_size)
-        spare = (1 << (per_request - 1).bit_length()) - per_request
+        width = 1 << (per_request - 1).bit_length()
+        if self.table_tokens is not None:
+            width = num_blocks_for(self.table_tokens, self.block_size)
+        spare = width - per_request
         num_blocks = self.batch * per_request
         tables = 1 + rng.permutation(num_blocks).astype(np.int32).reshape(self.batch, -1)
         shape = (num_blocks + 1, self.kv_heads, self.block_size, self.head_dim)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from segattn.benchmarks.kernels import command as kernels
@@ -102,12 +103,25 @@ def test_the_other_shapes_of_the_page_are_modelled(
     monkeypatch.setattr(kernels, "TARGETS", (Target(CacheWrite(128, kv_heads=1), 0.0),))
     shapes = Prefill(128, 640, q_heads=1, window=300), KeyColumns(Decode(1, 512, block_size=128))
     monkeypatch.setattr(documented, "DOCUMENTED", shapes)
+    monkeypatch.setattr(kernels, "EXACT_ROWS", ())
+    monkeypatch.setattr(kernels, "PADDED", (shapes[0], shapes[0]))
     assert main(["bench", "kernels", "--documented"]) == 0
-    windowed, columns = capsys.readouterr().out.splitlines()[-2:]
-    assert windowed.startswith("128/640, 1x128, window 300: modelled ")
-    assert float(windowed.split("exact over auto ")[1]) > 0
-    assert columns.startswith("decode 1x512, 8x128, blocks of 128, key columns: modelled ")
-    assert columns.endswith("% of the HBM rate")
+    *_, head, _, windowed, columns, padding = capsys.readouterr().out.splitlines()
+    assert head == "| call | best us | base us | field us | share at base | exact over auto |"
+    label, *times, share, ratio = (cell.strip() for cell in windowed.strip("| ").split("|"))
+    assert (label, share.endswith("of peak")) == ("128/640, 1x128, window 300", True)
+    best, base, field = map(float, times)
+    assert best < base < field
+    assert float(ratio) > 0
+    assert columns.startswith("| decode 1x512, 8x128, blocks of 128, key columns | ")
+    assert columns.endswith(" of HBM |  |")
+    assert padding.startswith("128/640, 1x128, window 300 over 128/640")
+
+
+def test_a_wide_table_is_as_wide_as_it_says() -> None:
+    work = Decode(1, 100, table_tokens=4096)
+    assert work.label == "decode 1x100, 8x128, tables of 4096"
+    assert work.arguments(np.random.default_rng(0))["block_tables"].shape == (1, 128)
 
 
 def test_a_filter_that_selects_nothing_names_the_rows(
