@@ -2,7 +2,7 @@
 
 import ast
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from .bindings import FUNCTION_TYPES, Bindings, Function, Imported, Scope
@@ -14,18 +14,13 @@ _DEVICE_CALLS = ("nki.isa.", "nki.language.", "nki.collectives.")
 class Module:
     """A source file with what its names mean."""
 
-    def __init__(
-        self, path: str, source: str | bytes, runtime: Mapping[str, str] | None = None
-    ) -> None:
-        """Parse `source`; raises SyntaxError if it is not Python.
-
-        `runtime` maps names of the running module to the NKI names that they turned out to be.
-        """
+    def __init__(self, path: str, source: str | bytes) -> None:
+        """Parse `source`; raises SyntaxError if it is not Python."""
         self.path = path
         self.tree = ast.parse(source, path)
         self.bindings = Bindings(self.tree)
         self.parents = self.bindings.parents
-        self._names = NkiNames(self.bindings, runtime or {})
+        self._names = NkiNames(self.bindings)
         self.functions: dict[str, Function] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         for name, values in self.bindings.bound[self.tree].items():

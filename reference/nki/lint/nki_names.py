@@ -1,7 +1,6 @@
 """Which NKI name an expression stands for, through imports, aliases and conventions."""
 
 import ast
-from collections.abc import Mapping
 
 from .. import changes as tables
 from . import signatures
@@ -35,11 +34,10 @@ def dotted(node: ast.AST) -> str:
 
 
 class NkiNames:
-    """The NKI names of a file; `runtime` adds what a running module's names turned out to be."""
+    """The NKI names of a file."""
 
-    def __init__(self, bindings: Bindings, runtime: Mapping[str, str]) -> None:
+    def __init__(self, bindings: Bindings) -> None:
         self.bindings = bindings
-        self.runtime = runtime
         self._known: dict[tuple[Scope, str], str] = {}
         self._names: dict[ast.AST, str] = {}
         self._stars = [name for name in map(_nki_path, bindings.star_imports) if name]
@@ -96,7 +94,7 @@ class NkiNames:
                 full = f"{star}.{name}"
                 if name in signatures.names(star) or full in tables.REMOVED:
                     return full
-            return self.runtime.get(name, "")
+            return ""
         where, values = found
         imported = ""
         assigned = []
@@ -108,8 +106,6 @@ class NkiNames:
                 assigned.append("" if node is None else self._target(node, where))
         if not imported and assigned and all(assigned):
             imported = assigned[-1]
-        if not imported and where is self.bindings.tree:
-            imported = self.runtime.get(name, "")
         return imported
 
 

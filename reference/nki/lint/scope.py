@@ -72,12 +72,6 @@ class Scope:
         return tuple((name, node) for name, node in named if name)
 
     @cached_property
-    def parameters(self) -> tuple[str, ...]:
-        """Return the names of all parameters."""
-        args = self.function.args
-        return tuple(arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs])
-
-    @cached_property
     def bodies(self) -> dict[Function, str]:
         """Return the function itself and its local functions that run as bodies of a loop."""
         bodies = self.file.bodies

@@ -8,7 +8,6 @@ from types import ModuleType
 # Modules whose every public name is known; `nki` itself also holds framework glue.
 COMPLETE = ("nki.isa", "nki.language", "nki.collectives", "nki.compiler")
 _SUBMODULES = {"nki.isa.constants"}
-_PACKAGE = __package__.rpartition(".")[0]
 
 
 @cache
@@ -48,21 +47,6 @@ def tensor_attributes() -> frozenset[str]:
     """Return the public attributes and methods of NkiTensor."""
     tensor = getattr(_module("nki.language"), "NkiTensor", None)
     return frozenset(name for name in dir(tensor) if not name.startswith("_"))
-
-
-@cache
-def by_identity() -> dict[int, str]:
-    """Return the NKI names of the interpreter's modules, functions and classes, by id."""
-    found = {}
-    for owner in ("nki", *COMPLETE):
-        module = _module(owner)
-        if module is not None:
-            found[id(module)] = owner
-            for name in names(owner):
-                value = getattr(module, name)
-                if callable(value) and (value.__module__ or "").startswith(_PACKAGE):
-                    found.setdefault(id(value), f"{owner}.{name}")
-    return found
 
 
 def _module(name: str) -> ModuleType | None:
