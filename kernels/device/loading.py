@@ -13,8 +13,12 @@ from ..sizes import PARTITIONS
 def broadcast_row(numbers: nl.NkiTensor) -> nl.NkiTensor:
     """A [1, n] HBM row in fp32 on every partition, [128, n]."""
     count = numbers.shape[1]
+    stored = nl.ndarray((PARTITIONS, count), dtype=numbers.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=stored, src=numbers.ap([[0, PARTITIONS], [1, count]]))
+    if numbers.dtype == nl.float32:
+        return stored
     tile = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=numbers.ap([[0, PARTITIONS], [1, count]]))
+    nisa.tensor_copy(dst=tile, src=stored)
     return tile
 
 

@@ -99,14 +99,14 @@ class Prefill:
         layout = head_layout(q.shape, self._chunk.k.shape[0], element_bytes(q.dtype))
         groups = core_q_groups(layout, nl.program_id(0), nl.num_programs(0))
         zeros = self._zero_rows(groups)
-        beside = [zeros] if cache_write is None else [zeros, cache_write]
+        background = [zeros] if cache_write is None else [zeros, cache_write]
         for some in passes_of(groups, layout.limit):
             if some[0].may_be_padding:
                 for _ in zeros:
                     pass
                 self._attend(some, [], self._is_real(some[0]))
             else:
-                self._attend(some, beside, None)
+                self._attend(some, background, None)
 
     def _is_real(self, group: QGroup) -> nisa.VirtualRegister:
         """1 if there are real rows from the first one of a q_group on, of either core, else 0."""
@@ -180,7 +180,7 @@ class Prefill:
         return own
 
     def _attend(
-        self, groups: list[QGroup], beside: list[Iterator[None]], trips: nisa.VirtualRegister | None
+        self, groups: list[QGroup], extra: list[Iterator[None]], trips: nisa.VirtualRegister | None
     ) -> None:
         """A pass; with `trips`, 0 or 1, so often: its parts are device loops, not nested."""
         softmax = self._new_softmax()
@@ -194,7 +194,7 @@ class Prefill:
             num_first = [self._blocks_before_prior(work[0].queries)]
 
         def first(i: nisa.VirtualRegister | int) -> None:
-            self._attend_first(softmax, work, prior, num_first, beside)
+            self._attend_first(softmax, work, prior, num_first, extra)
 
         def all_at_once(i: nisa.VirtualRegister | int) -> None:
             first(i)
@@ -221,7 +221,7 @@ class Prefill:
         work: list[_Work],
         prior: PriorPass | None,
         num_first: list[int],
-        beside: list[Iterator[None]],
+        extra: list[Iterator[None]],
     ) -> None:
         """The first q_blocks over the chunk; query columns of all; the window's edge."""
         for each in work:
@@ -242,8 +242,8 @@ class Prefill:
             background.add(*others)
         else:
             self._follow(softmax, work)
-        for extra in beside:
-            background.add(extra)
+        for each_extra in extra:
+            background.add(each_extra)
         for each, blocks in zip(work, num_first, strict=True):
             stream, queries = each.stream, each.queries
             while stream.columns_ready < min(sampled_blocks(queries), queries.group.num_blocks):
@@ -274,7 +274,7 @@ class Prefill:
         """Normalise and store q_blocks as they are complete, beside later ones."""
         results = {id(each.queries): each.result for each in work}
         for each in work:
-            each.result.work_beside(softmax.background.add())
+            each.result.put_steps_into(softmax.background.add())
 
         def done(queries: QueryTiles, block: int) -> None:
             results[id(queries)].block_done(block)

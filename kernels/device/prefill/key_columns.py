@@ -4,8 +4,7 @@ Features lie on partitions, up to 128 of them at a time, so that the keys of a b
 a matmul operand as they come: nothing is transposed on the way to the scores. The price is the
 size of a descriptor, block_size elements instead of a run of whole rows, and one DMA per block
 instead of one per segment, since the partitions of a gather hold features and cannot choose blocks.
-Block numbers are scalar offsets; -1 is out of bounds, so its DMA is skipped and what is staged
-stays: finite, and without a value.
+Block numbers are scalar offsets; for an absent block block 0 is read, and selected away.
 """
 
 from typing import Protocol
@@ -13,7 +12,7 @@ from typing import Protocol
 from ...backend import nisa, nl
 from ...sizes import PARTITIONS
 from ..cache.transposed_keys import feature_parts, queue_of
-from .key_source import StagedKeys, clear
+from .key_source import StagedKeys
 from .on_chip import Columns, sbuf
 
 
@@ -36,7 +35,7 @@ class StagedColumns:
         self.blocks = sbuf((1, num_blocks), nl.int32)
 
     def gather(self, first: int, end: int) -> None:
-        """One DMA per block and 128 features; those of a skipped one stay as they are."""
+        """One DMA per block and 128 features."""
         size, d = self.block_size, self._k_cache.shape[2]
         for stage, (feature, height) in zip(self.columns, self._parts, strict=True):
             for block in range(first, end):
@@ -48,62 +47,59 @@ class StagedColumns:
                         offset=(self._kv_head * d + feature) * size,
                         scalar_offset=self.blocks[:, block : block + 1], indirect_dim=0,
                     ),
-                    oob_mode=nisa.oob_mode.skip, dge_mode=mode, engine=engine,
+                    dge_mode=mode, engine=engine,
                 )  # fmt: skip
 
-    def clear(self) -> None:
-        """Zero the columns."""
-        for stage in self.columns:
-            clear(stage)
+    def hold_in_range(self) -> None:
+        """Block 0 in the place of absent ones."""
+        nisa.tensor_scalar(dst=self.blocks, data=self.blocks, op0=nl.maximum, operand0=0.0)
 
 
 class KeyColumns(StagedKeys):
     """Columns of a segment; column p of kv_tile j is token p * (segment / 128) + j."""
 
-    def __init__(
-        self,
-        staged: StagedColumns,
-        walk: Place,
-        may_be_garbage: bool,
-    ) -> None:
+    def __init__(self, staged: StagedColumns, walk: Place) -> None:
         self.staged = staged
         self._walk = walk
-        self._existing: nl.NkiTensor | None = None
-        if may_be_garbage:
-            shape = (PARTITIONS, staged.columns[0].shape[1])
-            self._existing = sbuf(shape, nl.uint8)
-            self._positions = sbuf(shape)
-            nisa.iota(self._positions, [[1, shape[1]]], offset=0, channel_multiplier=0)
+        shape = (PARTITIONS, staged.columns[0].shape[1])
+        self._existing = sbuf(shape, nl.uint8)
+        self._positions = sbuf(shape)
+        self._blocks = sbuf((PARTITIONS, staged.blocks.shape[1]), nl.int32)
+        nisa.iota(self._positions, [[1, shape[1]]], offset=0, channel_multiplier=0)
 
-    def clear(self) -> None:
-        """Zero what is staged."""
-        self.staged.clear()
+    def begin(self) -> None:
+        """Absent keys become zero."""
 
     def read_table(self, table: nl.NkiTensor, first_block: nl.NkiTensor) -> None:
         """Read the blocks of the segment that begins at a logical block [1, 1] int32."""
         num = self.staged.blocks.shape[1]
-        nisa.dma_copy(
-            dst=self.staged.blocks,
-            src=table.ap([[num, 1], [1, num]], offset=0, scalar_offset=first_block, indirect_dim=1),
-        )
+        for blocks, step in ((self.staged.blocks, num), (self._blocks, 0)):
+            nisa.dma_copy(
+                dst=blocks,
+                src=table.ap(
+                    [[step, blocks.shape[0]], [1, num]], offset=0, scalar_offset=first_block,
+                    indirect_dim=1,
+                ),
+            )  # fmt: skip
+        self.staged.hold_in_range()
 
     def mark(self) -> None:
-        """Which tokens exist and are not left out, in token order on every partition."""
-        existing, walk = self._existing, self._walk
-        if existing is None:
-            return
-        nisa.tensor_scalar(dst=existing, data=self._positions, op0=nl.less, operand0=walk.counts)
-        if walk.skipped is None:
-            return
+        """Which tokens are there, in token order on every partition."""
+        walk, size = self._walk, self.staged.block_size
+        num, tokens = self._blocks.shape[1], self._positions.shape[1]
+        nisa.tensor_scalar(
+            dst=self._existing, data=self._positions, op0=nl.less, operand0=walk.counts
+        )
+        if walk.skipped is not None:
+            nisa.scalar_tensor_tensor(
+                dst=self._existing, data=self._positions, op0=nl.greater_equal,
+                operand0=walk.skipped, op1=nl.multiply, operand1=self._existing,
+            )  # fmt: skip
+        by_block = self._existing.ap([[tokens, PARTITIONS], [size, num], [1, size]])
         nisa.scalar_tensor_tensor(
-            dst=existing, data=self._positions, op0=nl.greater_equal, operand0=walk.skipped,
-            op1=nl.multiply, operand1=existing,
+            dst=by_block, data=self._blocks.ap([[num, PARTITIONS], [1, num], [0, size]]),
+            op0=nl.greater_equal, operand0=0.0, op1=nl.multiply, operand1=by_block,
         )  # fmt: skip
-        # A later segment with an absent block there keeps them, and a NaN passes a mask.
-        for stage in self.staged.columns:
-            nisa.select_reduce(
-                dst=stage, predicate=existing[0 : stage.shape[0], :], on_true=stage, on_false=0.0
-            )
 
     def prepare(self, first: int, count: int) -> bool:
         """Absent keys are replaced on the way into columns."""
@@ -113,11 +109,8 @@ class KeyColumns(StagedKeys):
         """Copy the columns of some kv_tiles, zero where no token exists."""
         for stage, part in zip(self.staged.columns, columns, strict=True):
             source = in_tile_order(stage, stage.shape[0], first, count)
-            if self._existing is None:
-                nisa.tensor_copy(dst=part, src=source)
-            else:
-                exists = in_tile_order(self._existing, stage.shape[0], first, count)
-                nisa.select_reduce(dst=part, predicate=exists, on_true=source, on_false=0.0)
+            exists = in_tile_order(self._existing, stage.shape[0], first, count)
+            nisa.select_reduce(dst=part, predicate=exists, on_true=source, on_false=0.0)
 
 
 def in_tile_order(tokens: nl.NkiTensor, height: int, first: int, count: int) -> nl.NkiTensor:

@@ -20,8 +20,8 @@ class StagedKeys(ABC):
     """Keys of a segment as they come out of the cache."""
 
     @abstractmethod
-    def clear(self) -> None:
-        """Write the staged keys once, before the first gather skips some of them."""
+    def begin(self) -> None:
+        """Write once what takes the place of absent keys."""
 
     @abstractmethod
     def mark(self) -> None:
@@ -55,35 +55,23 @@ class KeyRows(StagedKeys):
         dtype: str,  # of the columns
         facts: Facts,
         first_key: FirstKey | None,  # in place of absent keys
-        may_be_garbage: bool,  # whether tokens beyond the prior may be among the rows
     ) -> None:
         self.rows = rows
         self._facts = facts
         self._first_key = first_key
         self._d = rows.shape[1] // facts.present.shape[1]
-        self._real: nl.NkiTensor | None = None
-        if may_be_garbage or rows.dtype != dtype:
-            self._real = sbuf(rows.shape, dtype)
+        self._real = sbuf(rows.shape, dtype)
 
-    def clear(self) -> None:
-        """Absent keys are the chunk's first one, or zero."""
+    def begin(self) -> None:
+        """The chunk's first key everywhere, if it is what absent keys become."""
         if self._first_key is not None:
-            self._first_key.fill(self._real if self._real is not None else self.rows)
-        if self._first_key is None or self._real is not None:
-            clear(self.rows)
-
-    def refill(self) -> None:
-        """As clear, before another segment that not all rows see."""
-        if self._first_key is not None and self._real is None:
-            self._first_key.fill(self.rows)
+            self._first_key.fill(self._real)
 
     def mark(self) -> None:
         """`present` says it all."""
 
     def prepare(self, first: int, count: int) -> bool:
-        """Absent keys become zero, or keep what is there, from clear() on."""
-        if self._real is None:
-            return False
+        """Absent keys become zero, or keep what is there, from begin() on."""
         own = slice(first * self._d, (first + count) * self._d)
         predicate = each_element(self._facts.present, first, count, self._d)
         real, rows = self._real[:, own], self.rows[:, own]
@@ -95,8 +83,7 @@ class KeyRows(StagedKeys):
 
     def write_columns(self, first: int, count: int, columns: Columns) -> None:
         """PE transposes the rows."""
-        rows = self._real if self._real is not None else self.rows
-        transpose_features(rows, first, count, columns)
+        transpose_features(self._real, first, count, columns)
 
 
 @dataclass
@@ -106,10 +93,7 @@ class StageOptions:
     dtype: str
     """Of the chunk's keys and values."""
     first_key: FirstKey | None
-    masks_absent: bool
-    """An exact maximum needs a mask where no first key stands in for absent ones."""
-    may_be_garbage: bool
-    """Whether tokens beyond the prior may be among the rows."""
+    """In place of absent keys; None: zero."""
 
 
 class Stage(ABC):
@@ -131,11 +115,6 @@ class Stage(ABC):
     @abstractmethod
     def mark(self) -> None:
         """Find out which tokens of the gathered segment are present; go on to the next."""
-
-    def clear(self) -> None:
-        """Write the staged rows once, before the first gather skips some of them."""
-        self.keys.clear()
-        clear(self.values)
 
     def make(self, kv: KvTiles) -> Iterator[int]:
         """Make kv_tiles of the gathered segment, then gather the next one.
@@ -172,9 +151,7 @@ class Stage(ABC):
             dst=added, data=present, op0=nl.subtract, operand0=1.0, op1=nl.multiply,
             operand1=-MASKED,
         )  # fmt: skip
-        by_tile = sbuf((tiles, PARTITIONS), nl.bfloat16)
-        transpose([added], by_tile, nisa.engine.vector)
-        nisa.dma_copy(dst=mask, src=by_tile)
+        transpose([added[:, j : j + 1] for j in range(tiles)], mask, nisa.engine.vector)
 
 
 class KeySource(ABC):
@@ -186,8 +163,3 @@ class KeySource(ABC):
     @abstractmethod
     def stage(self, kv_head: int, options: StageOptions) -> Stage:
         """New staged rows."""
-
-
-def clear(rows: nl.NkiTensor) -> None:
-    """Zero a tile of any dtype."""
-    nisa.memset(dst=rows.view(nl.float32), value=0.0, engine=nisa.engine.gpsimd)

@@ -3,8 +3,8 @@
 The cache [num_blocks, KV, block_size, d] is seen as rows of `run` tokens, [rows, run * d], where
 `run` tokens of one KV head follow each other. A segment is spread over partitions: partition p
 holds the tokens p * r .. p * r + r - 1, r = segment / 128, as r / run such rows. Row numbers are
-int32 arithmetic on GpSimd, exact over the whole int32 range; the row of an absent block is -1,
-whose transfer is skipped: its staged row stays as it is.
+int32 arithmetic on GpSimd, exact over the whole int32 range. In the place of an absent block row 0
+is read, and selected away: a gather that skips rows in a device loop may not compile.
 """
 
 from collections.abc import Iterator
@@ -75,8 +75,8 @@ class PagedSegments(KeySource):
         )  # fmt: skip
         self.block_rows = sbuf((PARTITIONS, self.runs), nl.int32)
         nisa.memset(dst=self.block_rows, value=num_kv_heads * self.runs_per_block)
-        self.absent_row = sbuf((PARTITIONS, self.runs), nl.int32)
-        nisa.memset(dst=self.absent_row, value=-1)
+        self.lowest_row = sbuf((PARTITIONS, self.runs), nl.int32)
+        nisa.memset(dst=self.lowest_row, value=0)
         self.block_step = sbuf((1, 1), nl.int32)
         nisa.memset(dst=self.block_step, value=self.num_blocks)
 
@@ -85,7 +85,7 @@ class PagedSegments(KeySource):
         return PagedStage(self, kv_head, options)
 
     def rows_of(self, blocks: nl.NkiTensor, kv_head: int) -> nl.NkiTensor:
-        """Cache row of each run of a KV head, [128, runs] int32; -1 where the block is absent."""
+        """Cache row of each run of a KV head, [128, runs] int32; 0 where the block is absent."""
         rows = sbuf((PARTITIONS, self.runs), nl.int32)
         nisa.tensor_tensor(dst=rows, data1=blocks, data2=self.block_rows, op=nl.multiply)
         nisa.tensor_tensor(dst=rows, data1=rows, data2=self.run_of_block, op=nl.add)
@@ -94,7 +94,7 @@ class PagedSegments(KeySource):
             nisa.memset(dst=head, value=kv_head * self.runs_per_block)
             nisa.tensor_tensor(dst=rows, data1=rows, data2=head, op=nl.add)
         nisa.tensor_tensor(
-            dst=rows, data1=rows, data2=self.absent_row, op=nl.maximum, engine=nisa.engine.gpsimd
+            dst=rows, data1=rows, data2=self.lowest_row, op=nl.maximum, engine=nisa.engine.gpsimd
         )
         return rows
 
@@ -108,7 +108,6 @@ class PagedSegments(KeySource):
                     [[width, PARTITIONS], [1, width]], offset=0,
                     vector_offset=rows[:, run : run + 1], indirect_dim=0,
                 ),
-                oob_mode=nisa.oob_mode.skip,
             )  # fmt: skip
 
 
@@ -123,14 +122,12 @@ class PagedStage(Stage):
         self._columns: KeyColumns | None = None
         if cache.k_pre_transposed:
             staged = StagedColumns(cache.k_cache, kv_head, source.num_blocks)
-            self._columns = KeyColumns(staged, self.walk, options.may_be_garbage)
+            self._columns = KeyColumns(staged, self.walk)
             self.keys = self._columns
             return
         rows = sbuf((PARTITIONS, source.tiles * source.d), cache.k_cache.dtype)
         self._rows = rows
-        self.keys = KeyRows(
-            rows, options.dtype, self.facts, options.first_key, options.may_be_garbage
-        )
+        self.keys = KeyRows(rows, options.dtype, self.facts, options.first_key)
 
     def begin(self, counts: nl.NkiTensor, first_block: nl.NkiTensor | None) -> None:
         """Begin at a logical block [1, 1] int32 (None: 0), with `counts` [128, 1] fp32 to come."""

@@ -60,18 +60,23 @@ def trip_sizes(
     num_blocks: int, kv_segment_size: int, table_tokens: int, key_bytes: int
 ) -> TripSizes:
     """For so many q_blocks; key_bytes: bytes of an element times 128 features."""
-    few = max(1, FEW_BLOCKS // num_blocks) if num_blocks < FEW_BLOCKS else 1
-    short = min(SHORT_SEGMENT * few, kv_segment_size)
-    longest = max(LONG_SEGMENT, short) if key_bytes == 2 else short
-    long = kv_segment_size
-    while long > longest and long % (2 * PARTITIONS) == 0:
-        long //= 2
-    if long > longest:
-        long = short
+    few = max(1, FEW_BLOCKS // num_blocks)
+    short = power_of_two(min(SHORT_SEGMENT * few, kv_segment_size))
+    long = short
+    if key_bytes == 2:
+        long = power_of_two(min(max(LONG_SEGMENT, short), kv_segment_size))
     per_trip = max(1, SEGMENTS_PER_TRIP * short // long)
     if table_tokens < per_trip * long or per_trip * long <= short:
         per_trip = 0
     return TripSizes(long, per_trip, short)
+
+
+def power_of_two(tokens: int) -> int:
+    """The largest power of two times 128 up to `tokens`: a partition holds one run of a block."""
+    size = PARTITIONS
+    while 2 * size <= tokens:
+        size *= 2
+    return size
 
 
 @dataclass
@@ -143,12 +148,6 @@ class Prior:
         if self._v_factors is None:
             return None
         return self._v_factors[:, kv_head : kv_head + 1]
-
-    def options(
-        self, is_exact: bool, may_be_garbage: bool, first_key: FirstKey | None
-    ) -> StageOptions:
-        """How segments are made ready."""
-        return StageOptions(self.dtype, first_key, is_exact and first_key is None, may_be_garbage)
 
     @property
     def has_chunk_form(self) -> bool:
@@ -224,14 +223,12 @@ def _wait(steps: int) -> Iterator[None]:
 class _Loop:
     """A device loop over segments: a stage for each q_group, and the tiles that a trip takes."""
 
-    def __init__(
-        self, parent: "PriorPass", source: PagedSegments, per_trip: int, may_be_garbage: bool
-    ) -> None:
+    def __init__(self, parent: "PriorPass", source: PagedSegments, per_trip: int) -> None:
         self._parent, self._source, self._per_trip = parent, source, per_trip
         self._segments = parent.segments(source)
         self._segments.allocate(per_trip * len(parent.groups))
         self.stages = [
-            source.stage(queries.group.kv_head, parent.options(queries, may_be_garbage))
+            source.stage(queries.group.kv_head, parent.options(queries))
             for queries in parent.groups
         ]
         if parent.prior.window is not None:
@@ -294,18 +291,18 @@ class PriorPass:
         if window is not None:
             self._window = self.segments(window)
             self._window_stages = [
-                window.stage(each.group.kv_head, self.options(each, False)) for each in groups
+                window.stage(each.group.kv_head, self.options(each)) for each in groups
             ]
         if not prior.reach_is_short:
             num_blocks = sum(each.group.num_blocks for each in groups)
             sizes = trip_sizes(
                 num_blocks, prior.given.kv_segment_size, prior.table_tokens, prior.key_bytes
             )
-            self._short = _Loop(self, prior.source(sizes.short), 1, True)
+            self._short = _Loop(self, prior.source(sizes.short), 1)
             if window is None and sizes.per_trip:
-                self._long = _Loop(self, prior.source(sizes.long), sizes.per_trip, False)
+                self._long = _Loop(self, prior.source(sizes.long), sizes.per_trip)
 
-    def options(self, queries: QueryTiles, may_be_garbage: bool) -> StageOptions:
+    def options(self, queries: QueryTiles) -> StageOptions:
         """How segments are made ready for a q_group."""
         first_key = None
         if self.softmax.is_exact and self.prior.has_chunk_form:
@@ -313,7 +310,7 @@ class PriorPass:
             if kv_head not in self._first_keys:
                 self._first_keys[kv_head] = FirstKey(self.prior.k, kv_head, self._num_tokens)
             first_key = self._first_keys[kv_head]
-        return self.prior.options(self.softmax.is_exact, may_be_garbage, first_key)
+        return StageOptions(self.prior.dtype, first_key)
 
     def segments(self, source: KeySource) -> _Segments:
         """Tiles for segments of a source."""
@@ -321,7 +318,7 @@ class PriorPass:
         return _Segments(self.softmax, source, self.groups[0].d, self.prior.dtype, has_mask)
 
     def begin(self) -> Iterator[None]:
-        """Clear what is staged and start the first gathers, in steps; loop bounds in registers."""
+        """Start the first gathers, in steps; loop bounds in registers."""
         stages = list(self._window_stages)
         if self._long is not None:
             self._long.begin(self.prior.count, None, None)
@@ -330,7 +327,7 @@ class PriorPass:
             self._begin_short(self._short)
             stages += self._short.stages
         for stage in stages:
-            stage.clear()
+            stage.keys.begin()
             yield
             yield from stage.fetch()
 

@@ -81,13 +81,13 @@ class GroupResult:
         self._row_tiles = max(1, Q_BLOCK_TILES // group.num_heads)
         self._piece_tiles = self._row_tiles * group.num_heads
         self._ready = 0
-        self._beside: list[Iterator[object]] = []
+        self._queue: list[Iterator[object]] = []
         self.on_scalar = softmax.is_exact
         """Whether ACT normalises every second q_tile: beside the bounded softmax it is busy."""
 
-    def work_beside(self, queue: list[Iterator[object]]) -> None:
+    def put_steps_into(self, queue: list[Iterator[object]]) -> None:
         """Put steps into this queue when their q_blocks are complete."""
-        self._beside = queue
+        self._queue = queue
 
     def block_done(self, block: int) -> None:
         """Take the pieces that are complete with this q_block and those before it."""
@@ -96,7 +96,7 @@ class GroupResult:
         if end < group.num_tiles:
             end = end // self._piece_tiles * self._piece_tiles
         if end > self._ready:
-            self._beside.append(self._steps(self._ready, end))
+            self._queue.append(self._steps(self._ready, end))
             self._ready = end
 
     def _steps(self, begin: int, end: int) -> Iterator[None]:
@@ -208,8 +208,8 @@ class GroupResult:
     def finish(self) -> None:
         """Everything that is left, on ACT and DVE in turn."""
         self.on_scalar = True
-        while self._beside:
-            for _ in self._beside.pop(0):
+        while self._queue:
+            for _ in self._queue.pop(0):
                 pass
 
     def write_flag(self, flag: nl.NkiTensor) -> None:

@@ -85,8 +85,8 @@ class WindowSegments(KeySource):
         rows = num_blocks * num_kv_heads * self.block_size
         self.v_rows = cache.v_cache.reshape((rows, self.d))
         self.k_rows = cache.k_cache.reshape((rows, self.d))
-        self.absent_row = sbuf((PARTITIONS, self.tiles), nl.int32)
-        nisa.memset(dst=self.absent_row, value=-1)
+        self.lowest_row = sbuf((PARTITIONS, self.tiles), nl.int32)
+        nisa.memset(dst=self.lowest_row, value=0)
         self.first_column: nisa.VirtualRegister | None = None
         if cache.k_pre_transposed:
             inside = sbuf((1, 1), nl.int32)
@@ -113,7 +113,7 @@ class WindowSegments(KeySource):
         return WindowStage(self, kv_head, options)
 
     def rows_of(self, slots: nl.NkiTensor, kv_head: int) -> nl.NkiTensor:
-        """Cache row of each slot of a tile for a KV head, int32; -1 stays.
+        """Cache row of each slot of a tile for a KV head, int32; 0 for -1.
 
         row = slot + (slot - slot % block_size) * (KV - 1) + kv_head * block_size.
         """
@@ -126,7 +126,7 @@ class WindowSegments(KeySource):
             nisa.memset(dst=start, value=kv_head * self.block_size)
             nisa.tensor_tensor(dst=rows, data1=rows, data2=start, op=nl.add)
         nisa.tensor_tensor(
-            dst=rows, data1=rows, data2=self.absent_row[:, 0 : slots.shape[1]], op=nl.maximum,
+            dst=rows, data1=rows, data2=self.lowest_row[:, 0 : slots.shape[1]], op=nl.maximum,
             engine=nisa.engine.gpsimd,
         )  # fmt: skip
         return rows
@@ -147,7 +147,7 @@ class WindowStage(Stage):
             self.keys = self._columns
         else:
             rows = sbuf((PARTITIONS, tiles * source.d), cache.k_cache.dtype)
-            self._rows = KeyRows(rows, options.dtype, self.facts, options.first_key, False)
+            self._rows = KeyRows(rows, options.dtype, self.facts, options.first_key)
             self.keys = self._rows
 
     def fetch(self) -> Iterator[None]:
@@ -162,9 +162,6 @@ class WindowStage(Stage):
                 [[1, PARTITIONS], [PARTITIONS, source.tiles]], offset=source.first_token(tile)
             ),
         )
-        if self._rows is not None:
-            # Some rows do not see an earlier segment's keys.
-            self._rows.refill()
         yield
         for first in range(0, source.tiles, TILES_PER_FETCH):
             end = min(first + TILES_PER_FETCH, source.tiles)
@@ -188,7 +185,6 @@ class WindowStage(Stage):
             src=cache_rows.ap(
                 [[d, PARTITIONS], [1, d]], offset=0, vector_offset=row, indirect_dim=0
             ),
-            oob_mode=nisa.oob_mode.skip,
         )  # fmt: skip
 
     def mark(self) -> None:
@@ -198,6 +194,9 @@ class WindowStage(Stage):
         sign = sbuf(slots.shape, nl.int32)
         nisa.tensor_scalar(dst=sign, data=slots, op0=nl.bitwise_and, operand0=-(2**31))
         nisa.tensor_scalar(dst=self.facts.present, data=sign, op0=nl.greater_equal, operand0=0.0)
+        if self._rows is not None:
+            # Some rows do not see an earlier segment's keys, so none of them may stay.
+            self._rows.begin()
 
 
 class _ShiftedColumns(StagedKeys):
@@ -214,9 +213,8 @@ class _ShiftedColumns(StagedKeys):
         ]
         self._seen = sbuf((PARTITIONS, self._width), nl.uint8)
 
-    def clear(self) -> None:
-        """Zero what is staged."""
-        self._staged.clear()
+    def begin(self) -> None:
+        """Absent keys become zero."""
 
     def fetch(self, first_token: int) -> None:
         """Load the blocks of the segment that begins at a token, and what exists of it."""
@@ -234,6 +232,7 @@ class _ShiftedColumns(StagedKeys):
             dst=self._seen,
             src=tokens.seen.ap([[0, PARTITIONS], [1, self._width]], offset=first_token),
         )
+        self._staged.hold_in_range()
         self._staged.gather(0, num)
         for part, shifted in zip(self._staged.columns, self._shifted, strict=True):
             height, width = part.shape
