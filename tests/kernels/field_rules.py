@@ -96,7 +96,7 @@ CALLS: Final[dict[str, Callable[[], None]]] = {
         (4, 2), 512, 2100, "bounded", _options(lnc=2), d=128
     ),
     "segmented exact lnc 2, 3 KV heads": lambda: _segmented(
-        (12, 3), 1024, 9000, "exact", _options(lnc=2)
+        (3, 3), 512, 2100, "exact", _options(lnc=2)
     ),
     "segmented turned fp8": lambda: _segmented((2, 1), 256, 700, "auto", _options(True, True)),
     "segmented window sinks": lambda: _segmented(
@@ -122,7 +122,6 @@ CALLS: Final[dict[str, Callable[[], None]]] = {
 KNOWN: Final = {
     "segmented": {
         "ap_view",
-        "dma_cast",
         "lnc_loops",
         "loop_psum",
         "loop_skip",
@@ -131,7 +130,6 @@ KNOWN: Final = {
         "psum_chains",
     },
     "padded": {
-        "dma_cast",
         "hbm_scatter",
         "lnc_loops",
         "loop_skip",

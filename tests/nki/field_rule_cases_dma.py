@@ -155,9 +155,9 @@ def forgotten_transpose(x: Any, bad: bool) -> Any:
     return stored(tile)
 
 
-@case("dma_cast", r"casts int32 to float32 on the way", np.ones((4, 8), np.int32))
+@case("dma_cast", r"casts float32 to int32 on the way", ones(4, 8))
 def integers_by_dma(x: Any, bad: bool) -> Any:
-    tile = sbuf(4, 8, dtype=nl.float32 if bad else nl.int32)
+    tile = sbuf(4, 8, dtype=nl.int32 if bad else nl.float32)
     nisa.dma_copy(tile, x)
     return stored(tile)
 

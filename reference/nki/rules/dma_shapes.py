@@ -15,8 +15,12 @@ _ROW_BYTES: Final = 32
 
 def is_plain_copy(dst: NkiTensor, src: NkiTensor) -> bool:
     """Whether nothing about shapes and dtypes of a copy is suspicious."""
-    same_kind = (dst.dtype in INTEGERS) == (src.dtype in INTEGERS)
-    return same_kind and _cut(dst, src) is None
+    return not _rounds(dst, src) and _cut(dst, src) is None
+
+
+def _rounds(dst: NkiTensor, src: NkiTensor) -> bool:
+    """Whether floats become integers."""
+    return dst.dtype in INTEGERS and src.dtype not in INTEGERS
 
 
 def _cut(dst: NkiTensor, src: NkiTensor) -> NkiTensor | None:
@@ -37,7 +41,7 @@ def check_copied_shapes(me: str, dst: NkiTensor, src: NkiTensor) -> None:
             f"their free dimensions: the {tile.shape[0]} partitions of {tile.name!r} cut through "
             "rows of the other; reshape or transpose explicitly",
         )
-    if (dst.dtype in INTEGERS) != (src.dtype in INTEGERS):
+    if _rounds(dst, src):
         violation(
             "dma_cast",
             f"{me}: casts {src.dtype} to {dst.dtype} on the way; if the bits are meant, use "

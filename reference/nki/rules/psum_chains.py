@@ -48,6 +48,8 @@ class Chains:
 
     def add(self, view: View, me: str, name: str) -> None:
         """A matmul adds to these elements."""
+        if self._all and self._all[-1].view is view and self._all[-1].long:
+            return  # the usual case: the newest chain goes on
         for chain in self._all:
             if chain.long or not _meet(chain.view, view):
                 continue
