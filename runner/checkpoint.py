@@ -41,16 +41,21 @@ def assemble_weights(
     """Read the tensors one by one, so that no second copy of the whole model ever exists.
 
     `readers` maps every tensor name of the file to the function that reads it. Without an output
-    matrix the embedding serves as one. Raises CheckpointError for a tensor that is missing or
-    has another shape than `config` says.
+    matrix the embedding serves as one. Raises CheckpointError for a tensor that is missing, that
+    has another shape than `config` says or values that are not finite, and for a tensor that this
+    architecture has no use for, as a bias: ignoring it would change the model.
     """
+    used: set[str] = set()
 
     def read(name: str, shape: tuple[int, ...]) -> Float32Array:
         if name not in readers:
             raise CheckpointError(f"tensor {name!r} is missing")
+        used.add(name)
         tensor = np.ascontiguousarray(readers[name](), dtype=np.float32)
         if tensor.shape != shape:
             raise CheckpointError(f"tensor {name!r} has shape {tensor.shape}, must be {shape}")
+        if not np.isfinite(tensor).all():
+            raise CheckpointError(f"tensor {name!r} has values that are not finite")
         # Readers may hand out views of a read-only file map.
         return tensor if tensor.flags.writeable else tensor.copy()
 
@@ -67,12 +72,17 @@ def assemble_weights(
     vocabulary = (config.vocab_size, config.hidden_size)
     embedding = read(names.embedding, vocabulary)
     tied = names.lm_head not in readers
-    return LlamaWeights(
+    weights = LlamaWeights(
         embedding=embedding,
         layers=layers,
         final_norm=read(names.final_norm, (config.hidden_size,)),
         lm_head=embedding if tied else read(names.lm_head, vocabulary),
     )
+    if extra := sorted(readers.keys() - used):
+        raise CheckpointError(
+            f"tensor {extra[0]!r} is none of a Llama model with {config.num_layers} layers"
+        )
+    return weights
 
 
 def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..reference.extras import MissingExtraError
+from ..reference.json_files import shown
 from .checkpoint import Checkpoint, CheckpointError, TensorNames, assemble_weights
 from .llama import LlamaConfig
 from .tokenizer import Tokenizer, bpe_backend
@@ -29,6 +30,8 @@ GGUF_NAMES = TensorNames(
     },
 )
 
+MOST = 1 << 24
+
 _CONTROL_TOKEN = 3  # tokenizer.ggml.token_type of <|im_start|> and its like
 
 
@@ -39,7 +42,10 @@ def read_gguf(path: Path) -> Checkpoint:
         tokenizer = _tokenizer(metadata)
         config = _config(metadata, tensors)
         return Checkpoint(config, assemble_weights(config, GGUF_NAMES, tensors), tokenizer)
-    except ValueError as error:
+    # What a damaged file makes the libraries raise is theirs to choose.
+    except Exception as error:
+        if isinstance(error, MissingExtraError):
+            raise
         raise CheckpointError(f"model {str(path)!r}: {error}") from error
 
 
@@ -53,6 +59,29 @@ class _Metadata:
         value = self._fields.get(key, default)
         if value is None:
             raise CheckpointError(f"metadata key {key!r} is missing")
+        return value
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """An integer within `least`..2**24."""
+        value: int = self(key, default)
+        if type(value) is not int or not least <= value <= MOST:
+            raise CheckpointError(
+                f"{key}={shown(value)}: must be an integer within {least}..{MOST}"
+            )
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self(key, default)
+        if type(value) not in (int, float) or not 0 < value < 1e30:
+            raise CheckpointError(f"{key}={shown(value)}: must be a number above 0")
+        return float(value)
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts."""
+        value = self(key)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise CheckpointError(f"{key}={shown(value)}: must be a list of texts")
         return value
 
 
@@ -81,12 +110,13 @@ def _open(path: Path) -> tuple[_Metadata, dict[str, partial[Any]]]:
         reader = PlainReader(path)
         fields = {key: field.contents() for key, field in reader.fields.items()}
     # What a damaged file makes the library raise: bad magic, lengths past the end, bad text.
-    except (ValueError, IndexError, KeyError, OverflowError, MemoryError, OSError) as error:
+    except Exception as error:
         raise CheckpointError(f"model {str(path)!r}: not a readable GGUF file: {error}") from error
-    tensors = {
-        tensor.name: partial(gguf.dequantize, tensor.data, tensor.tensor_type)
-        for tensor in reader.tensors
-    }
+    tensors: dict[str, partial[Any]] = {}
+    for tensor in reader.tensors:
+        if tensor.name in tensors:
+            raise CheckpointError(f"model {str(path)!r}: tensor {tensor.name!r} is there twice")
+        tensors[tensor.name] = partial(gguf.dequantize, tensor.data, tensor.tensor_type)
     return _Metadata(fields), tensors
 
 
@@ -97,25 +127,27 @@ def _config(metadata: _Metadata, tensors: dict[str, partial[Any]]) -> LlamaConfi
     scaling = metadata("llama.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in tensors:
         raise CheckpointError(f"rope scaling {scaling!r} is not supported: must be 'none'")
+    if metadata("llama.attention.sliding_window", 0):
+        raise CheckpointError("sliding windows are not supported: llama.attention.sliding_window")
     if metadata("llama.expert_count", 0):
         raise CheckpointError("mixture of experts is not supported: llama.expert_count must be 0")
-    hidden_size = metadata("llama.embedding_length")
-    num_q_heads = metadata("llama.attention.head_count")
-    head_dim = metadata("llama.attention.key_length", hidden_size // num_q_heads)
-    rotated = metadata("llama.rope.dimension_count", head_dim)
+    hidden_size = metadata.size("llama.embedding_length")
+    num_q_heads = metadata.size("llama.attention.head_count")
+    head_dim = metadata.size("llama.attention.key_length", hidden_size // num_q_heads)
+    rotated = metadata.size("llama.rope.dimension_count", head_dim)
     if rotated != head_dim:
         raise CheckpointError(f"llama.rope.dimension_count={rotated}: must be {head_dim}")
     return LlamaConfig(
-        num_layers=metadata("llama.block_count"),
+        num_layers=metadata.size("llama.block_count"),
         hidden_size=hidden_size,
-        intermediate_size=metadata("llama.feed_forward_length"),
+        intermediate_size=metadata.size("llama.feed_forward_length"),
         num_q_heads=num_q_heads,
-        num_kv_heads=metadata("llama.attention.head_count_kv", num_q_heads),
+        num_kv_heads=metadata.size("llama.attention.head_count_kv", num_q_heads),
         head_dim=head_dim,
-        vocab_size=len(metadata("tokenizer.ggml.tokens")),
-        max_position_embeddings=metadata("llama.context_length"),
-        rope_theta=metadata("llama.rope.freq_base", 10000.0),
-        rms_norm_eps=metadata("llama.attention.layer_norm_rms_epsilon"),
+        vocab_size=len(metadata.texts("tokenizer.ggml.tokens")),
+        max_position_embeddings=metadata.size("llama.context_length"),
+        rope_theta=metadata.number("llama.rope.freq_base", 10000.0),
+        rms_norm_eps=metadata.number("llama.attention.layer_norm_rms_epsilon"),
         rope_layout="interleaved",
     )
 
@@ -124,13 +156,13 @@ def _tokenizer(metadata: _Metadata) -> Tokenizer:
     kind = metadata("tokenizer.ggml.model")
     if kind != "gpt2":
         raise CheckpointError(f"tokenizer model {kind!r}: must be 'gpt2' (byte-level BPE)")
-    tokens = metadata("tokenizer.ggml.tokens")
-    eos_token_id = metadata("tokenizer.ggml.eos_token_id")
-    end_of_turn = metadata("tokenizer.ggml.eot_token_id", eos_token_id)
-    bos_token = tokens[metadata("tokenizer.ggml.bos_token_id", eos_token_id)]
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    eos_token_id = metadata.size("tokenizer.ggml.eos_token_id", least=0)
+    end_of_turn = metadata.size("tokenizer.ggml.eot_token_id", eos_token_id, least=0)
+    bos_token = tokens[metadata.size("tokenizer.ggml.bos_token_id", eos_token_id, least=0)]
     backend = bpe_backend(
         tokens,
-        [_merge_pair(merge) for merge in metadata("tokenizer.ggml.merges")],
+        [_merge_pair(merge) for merge in metadata.texts("tokenizer.ggml.merges")],
         [
             index
             for index, kind in enumerate(metadata("tokenizer.ggml.token_type"))

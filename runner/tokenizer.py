@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..reference.extras import MissingExtraError
+from .chat_template import render_chat
 
 if TYPE_CHECKING:
     import tokenizers
@@ -57,35 +58,6 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids; special tokens are left out."""
         return self.backend.decode(list(token_ids), skip_special_tokens=True)
-
-
-def render_chat(
-    template: str, messages: Sequence[dict[str, str]], *, bos_token: str, eos_token: str
-) -> str:
-    """Fill a Jinja chat template as Hugging Face's apply_chat_template does.
-
-    ValueError when the template itself is broken or refuses the messages.
-    """
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("jinja2", "model") from error
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    # A template comes with a downloaded model: it runs sandboxed.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = raise_exception
-    try:
-        return environment.from_string(template).render(
-            messages=messages, add_generation_prompt=True, bos_token=bos_token, eos_token=eos_token
-        )
-    except TemplateError as error:
-        raise ValueError(f"the model's chat template fails: {error}") from error
 
 
 def bpe_backend(

