@@ -74,7 +74,7 @@ class SchedulingModel:
             raise ValueError(f"prompt of {len(prompt)} tokens, max_tokens={request.max_tokens}")
         if state.row_of(request.request_id) is not None:
             raise ValueError(f"request_id={request.request_id!r} is live")
-        counts = len(prompt), request.max_tokens, request.min_tokens
+        counts = len(prompt), request.max_tokens
         reason = refusal(self.rules, self.rules.neuron, *counts)
         if reason is not None:
             raise ValueError(reason)
@@ -132,11 +132,7 @@ class SchedulingModel:
         state = self.state
         if reset_running_requests:
             for row in state.running[::-1]:
-                preempt(self.rules, state, int(row))
-                if not self.rules.num_speculative_tokens:
-                    state.requests["discard"][row] = 0  # as vLLM, which counts frames anew
-                state.requests["discard"][row] += state.requests["placeholders"][row]
-                state.requests["placeholders"][row] = 0
+                preempt(self.rules, state, int(row), drop=True)
             state.previous = integers()
         return forget_prefixes(self.rules, state)
 

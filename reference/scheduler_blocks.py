@@ -40,7 +40,8 @@ def longest_hit(rules: Rules, state: State, row: int) -> IntArray:
 
 def watermark_blocks(rules: Rules, state: State, row: int) -> int:
     """Blocks that an admission must leave free while another request is running."""
-    if int(state.requests["status"][row]) == Status.RUNNING or not len(state.running):
+    others = len(state.running) + state.hidden[0]
+    if int(state.requests["status"][row]) == Status.RUNNING or not others:
         return 0
     return int(rules.watermark * rules.num_blocks)
 
@@ -122,12 +123,3 @@ def forget_prefixes(rules: Rules, state: State) -> bool:
         return False
     state.pool.content = [b""] * rules.num_blocks
     return True
-
-
-def common_prefix_blocks(rules: Rules, state: State) -> int:
-    """Leading blocks of the first running request that every block-owning request shares."""
-    if not rules.enable_prefix_caching or not len(state.running):
-        return 0
-    owners = sum(len(blocks) > 0 for blocks in state.blocks)
-    shared = state.pool.refs[state.blocks[state.running[0]]] == owners
-    return int(np.argmin(shared)) if not shared.all() else len(shared)

@@ -42,30 +42,20 @@ class Pause(IntEnum):
 class NeuronRules:
     """Which variant of the Neuron rules holds; field by field the scheduler's `NeuronPolicy`."""
 
-    usable_blocks_only: bool = True
-    restore_order: str = "admission"
-    admit_while_paused: bool = False
-    hold_back_skipped_waiting: bool = True
-    restore_on_error: bool = True
-    phase_test: str = "known"
-    state_from_queues: bool = True
-    refuse_unschedulable: bool = True
-    max_consecutive_prefills: int | None = None
-    kv_admission: str = "worst_case"
+    kv_admission: str = "shared"
+    max_consecutive_prefills: int | None = 4
+    max_consecutive_decodes: int = 1
+    design: str = "own"
+
+    @property
+    def literal(self) -> bool:
+        """Whether a published design is followed to the letter."""
+        return self.design != "own"
 
     @classmethod
     def documented(cls) -> "NeuronRules":
         """The rules exactly as the public design document of the Neuron scheduler has them."""
-        return cls(
-            usable_blocks_only=False,
-            restore_order="new_first",
-            admit_while_paused=True,
-            hold_back_skipped_waiting=False,
-            restore_on_error=False,
-            phase_test="prompt",
-            state_from_queues=False,
-            refuse_unschedulable=False,
-        )
+        return cls("worst_case", None, design="documented")
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,11 @@ REQUEST = np.dtype(
         ("skip_read", np.bool_),
         ("computed", np.int64),
         ("placeholders", np.int64),
-        ("discard", np.int64),
+        ("in_flight", np.int64),  # tokens of steps that have not come back
+        ("stale", np.int64),  # those of them from before the latest preemption
+        ("drop", np.bool_),  # what they sample is dropped
+        ("no_drafts", np.bool_),
+        ("served", np.int64),  # decode step that served it last, if not all fit into one
         ("preemptions", np.int64),
         ("hashed", np.int64),  # leading blocks of the request that are in the prefix cache
         ("chunk", np.bool_),  # known tokens were left over after its last step
@@ -170,7 +164,8 @@ class Pool:
 class State:
     """Everything a decision depends on.
 
-    waiting, running: rows in queue order. finished: ids that the next decision reports.
+    waiting, running: rows in queue order. finished, preempted: ids that the next decision reports.
+    hidden: running and waiting requests that this step does not see but counts.
     previous: rows of the last step. padding: padded minus real prefill tokens so far.
     """
 
@@ -186,11 +181,15 @@ class State:
     running: IntArray = field(default_factory=integers)
     previous: IntArray = field(default_factory=integers)
     finished: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
     pause: Pause = Pause.UNPAUSED
     admissions: int = 0
     phase: str = "IDLE"
     padding: int = 0
     consecutive_prefills: int = 0
+    decodes_due: int = 0
+    stuck: bool = False
+    hidden: tuple[int, int] = (0, 0)
 
     def live(self) -> IntArray:
         """Rows that have not finished, in the order in which they were added."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .scheduler_blocks import allocate, cache_blocks, common_prefix_blocks, longest_hit, release
+from .scheduler_blocks import allocate, cache_blocks, longest_hit, release
 from .scheduler_state import NO_TOKEN, IntArray, Pause, Rules, State, Status, integers, without
 
 
@@ -20,8 +20,9 @@ class Decision:
     rows, num_tokens, computed [num_scheduled]: request, its tokens in this step, its computed
     tokens before. new_blocks, drafts: ids of blocks it got, draft tokens it carries. outputs:
     outputs plus placeholders. admitted: status before, if it left the waiting queue, else RUNNING.
-    preempted: rows thrown out. resend: rows whose whole text the runner no longer has. padded: as
-    num_tokens, for the Neuron kinds.
+    preempted: rows thrown out. all_preempted: ids of those thrown out since the last step.
+    chunk_goes_on: a running request in the middle of its prefill is scheduled. resend: rows whose
+    whole text the runner no longer has. padded: as num_tokens, for the Neuron kinds.
     """
 
     rows: IntArray = field(default_factory=integers)
@@ -34,7 +35,8 @@ class Decision:
     preempted: IntArray = field(default_factory=integers)
     resend: IntArray = field(default_factory=integers)
     finished: list[str] = field(default_factory=list)
-    common_prefix_blocks: int = 0
+    all_preempted: list[str] = field(default_factory=list)
+    chunk_goes_on: bool = False
     padded: IntArray = field(default_factory=integers)
 
     @property
@@ -77,13 +79,19 @@ def enqueue(rules: Rules, state: State, row: int, *, front: bool = False) -> Non
         state.waiting = state.waiting[np.lexsort((ids, requests["arrival"], requests["priority"]))]
 
 
-def preempt(rules: Rules, state: State, row: int) -> None:
+def preempt(rules: Rules, state: State, row: int, *, drop: bool) -> None:
     """Throw a request out of `running`: it loses its blocks and waits in front."""
     release(state, row)
     state.running = without(state.running, row)
     state.requests["status"][row] = Status.PREEMPTED
-    state.requests["computed"][row] = 0
-    state.requests["preemptions"][row] += 1
+    request = state.requests
+    request["computed"][row] = 0
+    request["preemptions"][row] += 1
+    request["drop"][row] = drop or (request["drop"][row] and request["stale"][row] > 0)
+    request["stale"][row] = request["in_flight"][row]
+    request["placeholders"][row] = 0
+    if state.ids[row] not in state.preempted:
+        state.preempted.append(state.ids[row])
     state.drafts[row] = integers()
     enqueue(rules, state, row, front=True)
 
@@ -98,13 +106,14 @@ def choose_victim(rules: Rules, state: State) -> int:
     return int(state.running[np.argmax(equals)])
 
 
-def limit_chunk(rules: Rules, num_tokens: int) -> int:
-    """A long prefill is cut to the threshold, 0 = no threshold."""
+def chunk_limit(rules: Rules, state: State) -> int:
+    """Most tokens of one request in a step: the threshold, unless the request is alone."""
+    lone = len(state.running) + len(state.waiting) + sum(state.hidden) <= 1
     threshold = rules.long_prefill_token_threshold
-    return min(num_tokens, threshold) if threshold > 0 else num_tokens
+    return threshold if threshold > 0 and not lone else rules.max_num_batched_tokens
 
 
-def tokens_to_compute(rules: Rules, state: State, row: int, budget: int) -> int:
+def tokens_to_compute(rules: Rules, state: State, row: int, budget: int, limit: int) -> int:
     """Tokens that a running request would compute now; less than 1 = not in this step."""
     request = state.requests[row]
     computed, placeholders = int(request["computed"]), int(request["placeholders"])
@@ -112,7 +121,7 @@ def tokens_to_compute(rules: Rules, state: State, row: int, budget: int) -> int:
     if placeholders > 0 and certain >= request["prompt"] + request["max_tokens"]:
         return 0  # the tokens in flight reach max_tokens even if all drafts are rejected
     known = state.num_tokens(row) + len(state.drafts[row]) + placeholders
-    num_tokens = min(limit_chunk(rules, known - computed), budget)
+    num_tokens = min(known - computed, limit, budget)
     return min(num_tokens, rules.max_model_len - computed - 1)
 
 
@@ -125,41 +134,70 @@ def take_drafts(state: State, decision: Decision, row: int, num_tokens: int) -> 
     state.drafts[row] = integers()
 
 
-def schedule_running(rules: Rules, state: State, decision: Decision, budget: int) -> None:
+def schedule_running(
+    rules: Rules, state: State, decision: Decision, budget: int, limit: int
+) -> None:
     """Give every running request its tokens in list order, as far as `budget` goes."""
     index = 0
     while index < len(state.running) and decision.budget_used < budget:
         row = int(state.running[index])
-        num_tokens = tokens_to_compute(rules, state, row, budget - decision.budget_used)
+        left = budget - decision.budget_used
+        num_tokens = tokens_to_compute(rules, state, row, left, limit)
         if num_tokens < 1:
             index += 1
             continue
         blocks = allocate(rules, state, row, num_tokens, integers(), must_fit=False)
         while blocks is None:
             victim = choose_victim(rules, state)
-            if rules.policy == "priority" and victim in decision.rows:
+            if victim in decision.rows:
                 decision.drop(victim)
-                index -= 1  # as vLLM: only for a victim that this step had scheduled
-            preempt(rules, state, victim)
+            if victim in state.running[:index]:
+                index -= 1
+            preempt(rules, state, victim, drop=False)
             decision.preempted = np.append(decision.preempted, victim)
             if victim == row:
-                return
+                break
             blocks = allocate(rules, state, row, num_tokens, integers(), must_fit=False)
+        if blocks is None:
+            continue  # it preempted itself; the next one has its place in the list
+        decision.chunk_goes_on |= bool(state.requests["chunk"][row])
         decision.take(row, num_tokens, Status.RUNNING, blocks)
         take_drafts(state, decision, row, num_tokens)
         index += 1
 
 
-def admit_waiting(rules: Rules, state: State, decision: Decision, budget: int) -> None:
-    """Admit waiting requests from the head until one does not fit."""
-    while len(state.waiting) and decision.budget_used < budget:
-        if len(state.running) == rules.max_num_seqs:
-            return
-        row = int(state.waiting[0])
+def padding_drafts(rules: Rules, state: State, decision: Decision, row: int, hit: int) -> int:
+    """Drafts that make a request with one token to compute as long as the decodes beside it."""
+    drafts = rules.num_speculative_tokens
+    beside_decodes = len(decision.rows) - int((decision.admitted != int(Status.RUNNING)).sum()) > 0
+    pads = (
+        rules.neuron is None
+        and state.num_tokens(row) - hit == 1
+        and not decision.chunk_goes_on
+        and (beside_decodes or hit > 0)
+        and hit + drafts + 2 <= rules.max_model_len
+    )
+    return drafts if pads else 0
+
+
+def admit_waiting(rules: Rules, state: State, decision: Decision, budget: int, limit: int) -> None:
+    """Admit waiting requests from the head until one does not fit.
+
+    Those that have stale tokens in flight which will be delivered are passed over.
+    """
+    for row in state.waiting.tolist():
+        request = state.requests[row]
+        if request["stale"] > 0 and not request["drop"]:
+            continue
         left = budget - decision.budget_used
+        if left <= 0 or len(state.running) == rules.max_num_seqs:
+            return
         hits = longest_hit(rules, state, row)
         hit_tokens = len(hits) * rules.block_size
-        num_tokens = limit_chunk(rules, state.num_tokens(row) - hit_tokens)
+        drafts = padding_drafts(rules, state, decision, row, hit_tokens)
+        if drafts and 1 + drafts > left:
+            return
+        num_tokens = min(state.num_tokens(row) - hit_tokens + drafts, limit)
         if num_tokens > left and not rules.enable_chunked_prefill:
             return
         num_tokens = min(num_tokens, left)
@@ -167,6 +205,7 @@ def admit_waiting(rules: Rules, state: State, decision: Decision, budget: int) -
         if allocate(rules, state, row, num_tokens, hits, must_fit) is None:
             return
         decision.take(row, num_tokens, int(state.requests["status"][row]), state.blocks[row])
+        decision.drafts[-1] = integers([NO_TOKEN] * drafts)
         state.waiting = without(state.waiting, row)
         state.running = np.append(state.running, row)
         state.admissions += 1
@@ -179,21 +218,23 @@ def schedule_base(rules: Rules, state: State) -> Decision:
     """One step of vLLM's scheduler over the queues as they stand."""
     decision = Decision()
     budget = 0 if state.pause == Pause.PAUSED_ALL else rules.token_budget
-    schedule_running(rules, state, decision, budget)
+    limit = chunk_limit(rules, state)
+    schedule_running(rules, state, decision, budget, limit)
     if not len(decision.preempted) and state.pause == Pause.UNPAUSED:
-        admit_waiting(rules, state, decision, budget)
+        admit_waiting(rules, state, decision, budget, limit)
     rows = decision.rows
     texts = integers([state.num_tokens(row) for row in rows])
     requests = state.requests[rows]
     decision.computed = requests["computed"].copy()
     decision.outputs = texts - requests["prompt"] + requests["placeholders"]
-    decision.common_prefix_blocks = common_prefix_blocks(rules, state)
     decision.resend = rows[
         (decision.admitted != int(Status.WAITING)) & ~np.isin(rows, state.previous)
     ]
     decision.finished, state.finished = state.finished, []
+    decision.all_preempted, state.preempted = state.preempted, []
     state.previous = rows.copy()
     state.requests["computed"][rows] += decision.num_tokens
+    state.requests["in_flight"][rows] += decision.num_tokens
     known = texts + requests["placeholders"]
     state.requests["chunk"][rows] = state.requests["computed"][rows] < known
     if rules.async_scheduling:
@@ -206,15 +247,18 @@ def expect_tokens(rules: Rules, state: State, decision: Decision) -> None:
     for row, drafts in zip(decision.rows, decision.drafts, strict=True):
         if not state.requests["chunk"][row]:
             state.requests["placeholders"][row] += 1 + len(drafts)
-            state.drafts[row] = integers([NO_TOKEN] * rules.num_speculative_tokens)
+            num_drafts = rules.num_speculative_tokens
+            if rules.neuron is not None and rules.neuron.design != "documented":
+                last = rules.max_model_len - 3 - 2 * num_drafts
+                state.requests["no_drafts"][row] |= state.requests["computed"][row] > last
+            none = state.requests["no_drafts"][row]
+            state.drafts[row] = integers([] if none else [NO_TOKEN] * num_drafts)
 
 
 def stop_status(rules: Rules, state: State, row: int) -> Status:
     """Status of a request after its newest token."""
     request, token = state.requests[row], int(state.tokens[row][-1])
     num_outputs = state.num_tokens(row) - request["prompt"]
-    if num_outputs < request["min_tokens"]:
-        return Status(request["status"])
     if request["eos"] != NO_TOKEN and token == request["eos"]:
         return Status.FINISHED_STOPPED
     if token in state.stop_tokens[row]:
@@ -236,29 +280,34 @@ def append_tokens(rules: Rules, state: State, row: int, new_tokens: IntArray) ->
     return Emitted(row, new_tokens, status)
 
 
-def receive(rules: Rules, state: State, row: int, drafts: IntArray, sampled: IntArray) -> Emitted:
-    """Account for one request's model output; the record has no tokens if the frame was stale."""
+def receive(
+    rules: Rules, state: State, row: int, num_tokens: int, drafts: IntArray, sampled: IntArray
+) -> Emitted:
+    """Account for one request's model output; the record has no tokens if nothing is delivered."""
     request = state.requests
     status = Status(request["status"][row])
-    if not len(sampled):
+    request["in_flight"][row] -= num_tokens
+    stale = bool(request["stale"][row] > 0)
+    if stale:
+        request["stale"][row] -= num_tokens
+    if not len(sampled) or (stale and request["drop"][row]):
         return Emitted(row, integers(), status)
-    if request["discard"][row] > 0:  # in flight when a cache reset preempted the request
-        request["discard"][row] -= 1 + len(drafts)
-        return Emitted(row, integers(), status)
-    if len(drafts):
+    expected = bool(request["placeholders"][row] > 0)
+    if len(drafts) and not stale:
         rejected = len(drafts) - (len(sampled) - 1)
         if request["computed"][row] > 0:
             request["computed"][row] -= rejected
-        if request["placeholders"][row] > 0:
+        if expected:
             request["placeholders"][row] -= rejected
-    if rules.async_scheduling and request["placeholders"][row] == 0:
-        return Emitted(row, integers(), status)  # from before two resets in a row
     emitted = append_tokens(rules, state, row, sampled)
-    if rules.async_scheduling:
-        request["placeholders"][row] -= len(emitted.new_tokens)
-        if status == Status.RUNNING:
-            settled = int(request["computed"][row] - request["placeholders"][row])
-            cache_blocks(rules, state, row, settled)
+    if stale:
+        return emitted
+    if expected:
+        request["placeholders"][row] -= len(sampled)
+    request["computed"][row] -= len(sampled) - len(emitted.new_tokens)
+    if status == Status.RUNNING and (expected or rules.num_speculative_tokens):
+        settled = int(request["computed"][row] - request["in_flight"][row])
+        cache_blocks(rules, state, row, settled)
     return emitted
 
 
@@ -277,10 +326,13 @@ def update_base(
 ) -> list[Emitted]:
     """Take the model's output of a step, `sampled` parallel to `decision.rows`."""
     records = []
-    for row, drafts, tokens in zip(decision.rows, decision.drafts, sampled, strict=True):
+    counts = decision.num_tokens.tolist()
+    for row, count, drafts, tokens in zip(
+        decision.rows, counts, decision.drafts, sampled, strict=True
+    ):
         if int(state.requests["status"][row]) > Status.PREEMPTED:
             continue  # finished while the step was in flight
-        emitted = receive(rules, state, int(row), drafts, tokens)
+        emitted = receive(rules, state, int(row), count, drafts, tokens)
         if emitted.status > Status.PREEMPTED:
             finish(state, int(row), emitted.status)
         if len(emitted.new_tokens):

@@ -91,7 +91,18 @@ class ModelTrace:
         state = self.model.state
         seen = {"outs": [self._record(record) for record in records]}
         live = [self._request(int(row)) for row in state.live()]
-        return [step, sampled, seen | {"reqs": live} | self._queues() | self._ended()]
+        seen |= {"reqs": live} | self._stale() | self._queues() | self._ended()
+        return [step, sampled, seen]
+
+    def _stale(self) -> dict[str, Any]:
+        """Requests with tokens in flight: how many, how many stale, whether those are dropped."""
+        state = self.model.state
+        entries = [
+            [state.ids[row], *map(int, state.requests[row][["in_flight", "stale", "drop"]].item())]
+            for row in state.live()
+        ]
+        entries = [entry for entry in entries if entry[1] or entry[2]]
+        return {"stale": entries} if entries else {}
 
     def _ids(self, rows: Iterable[int]) -> list[str]:
         return [self.model.state.ids[row] for row in rows]
@@ -141,9 +152,9 @@ class ModelTrace:
             "nst": _pairs(ids, decision.num_tokens),
             "total": decision.budget_used,
             "fin": sorted(decision.finished),
-            "pre": sorted(self._ids(decision.preempted)),
-            "common": decision.common_prefix_blocks,
+            "pre": sorted(decision.all_preempted),
             "alltok": sorted(self._ids(decision.resend)),
+            "k": self.model.rules.num_speculative_tokens,
         } | ({"spec": drafts} if drafts else {})
 
     def _neuron(self, decision: Decision) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """A scheduler with vLLM V1 semantics for one full-attention KV cache group."""
 
 from .admission import Admission
-from .async_scheduler import AsyncScheduler
-from .config import SchedulerConfig
+from .config import PauseState, SchedulerConfig
 from .errors import IntegrityError, RequestError
 from .neuron import SchedulerState
 from .neuron_scheduler import NeuronAsyncScheduler, NeuronScheduler
@@ -14,10 +13,9 @@ from .output import (
     NewRequestData,
     SchedulerOutput,
 )
-from .pause_state import PauseState
 from .policy import NeuronPolicy
 from .request import Request, RequestStatus
-from .scheduler import Scheduler
+from .scheduler import AsyncScheduler, Scheduler
 
 __all__ = [
     "Admission",

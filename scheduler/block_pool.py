@@ -1,160 +1,133 @@
-"""The physical blocks: which are free, in which order they are taken, and who counts on them."""
+"""The physical blocks: which are free, in what order they are taken, who owns and finds them."""
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 from ..reference.paging import NULL_BLOCK_ID
-from .prefix_cache import PrefixCache
-from .transaction import Transaction
 
 
 class BlockPool:
-    """Reference counts and the free list of `num_blocks` blocks, the null block included.
+    """Reference counts, free list and prefix index of `num_blocks` blocks, the null block included.
 
-    The free list is a ring through `_next` and `_previous`, closed by the null block, which is
-    never free itself: `_next[NULL_BLOCK_ID]` is taken first. A cached block stays findable while it
-    is free; taking it for new tokens evicts it.
+    A cached block has the digest of the prefix that it ends. It stays findable while it is free;
+    taking it for new tokens evicts it. A digest may belong to several blocks; the earliest is
+    found.
     """
 
-    def __init__(
-        self, num_blocks: int, prefix_cache: PrefixCache | None, transaction: Transaction
-    ) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_free_blocks = num_blocks - 1
-        """Blocks that can be taken; cached ones that nobody uses count."""
         self.ref_counts = [0] * num_blocks
-        self._next = [(block + 1) % num_blocks for block in range(num_blocks)]
-        self._previous = [(block - 1) % num_blocks for block in range(num_blocks)]
-        self._prefix_cache = prefix_cache
-        self._transaction = transaction
-
-    def free_list(self) -> list[int]:
-        """Free blocks in the order in which they would be taken."""
-        return [block for _, block in self.free_links()][:-1]
-
-    def free_links(self) -> Iterator[tuple[int, int]]:
-        """Neighbours in the free list, from the null block before it to the one behind it."""
-        before, block = NULL_BLOCK_ID, self._next[NULL_BLOCK_ID]
-        while block != NULL_BLOCK_ID:
-            yield before, block
-            before, block = block, self._next[block]
-        yield before, block
-
-    def is_linked(self, before: int, block: int) -> bool:
-        """Whether `before` precedes `block` in both directions of the ring."""
-        return self._next[before] == block and self._previous[block] == before
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        """Blocks without owner, in the order in which they are taken."""
+        self.block_hash: list[bytes | None] = [None] * num_blocks
+        """Digest of each cached block."""
+        self._first: dict[bytes, int] = {}
+        self._others: dict[bytes, list[int]] = {}
 
     def take(self, num_blocks: int) -> list[int]:
         """Take `num_blocks` blocks from the head of the free list; their old content is evicted.
 
         Raises ValueError when fewer are free.
         """
-        if num_blocks > self.num_free_blocks:
-            raise ValueError(f"num_blocks={num_blocks}: only {self.num_free_blocks} are free")
-        following, ref_counts = self._next, self.ref_counts
-        block = NULL_BLOCK_ID
-        blocks = [block := following[block] for _ in range(num_blocks)]
-        after = following[block]
-        self._transaction.record((self._undo_take, blocks, after, self.num_free_blocks))
-        following[NULL_BLOCK_ID] = after
-        self._previous[after] = NULL_BLOCK_ID
-        self.num_free_blocks -= num_blocks
+        if num_blocks > len(self.free):
+            raise ValueError(f"num_blocks={num_blocks}: only {len(self.free)} are free")
+        pop, ref_counts, block_hash = self.free.popitem, self.ref_counts, self.block_hash
+        blocks = [pop(last=False)[0] for _ in range(num_blocks)]
         for block in blocks:
             ref_counts[block] = 1
-        if self._prefix_cache is not None:
-            block_hash = self._prefix_cache.block_hash
-            cached = [block for block in blocks if block_hash[block] is not None]
-            if cached:
-                self._prefix_cache.evict(cached)
+            if block_hash[block] is not None:
+                self._evict(block)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add an owner to each of `blocks`; those that were free leave the free list."""
-        ref_counts = self.ref_counts
-        counts = self.ref_counts_of(blocks)
-        unlinked: list[tuple[int, int, int]] = []
-        self._transaction.record((self._undo_share, blocks, counts, unlinked, self.num_free_blocks))
-        for block, count in zip(blocks, counts, strict=True):
-            ref_counts[block] = count + 1
-        if 0 not in counts:
-            return
-        following, previous = self._next, self._previous
-        for block, count in zip(blocks, counts, strict=True):
-            if count == 0:
-                before, after = previous[block], following[block]
-                unlinked.append((before, block, after))
-                following[before] = after
-                previous[after] = before
-        self.num_free_blocks -= len(unlinked)
+        ref_counts, free = self.ref_counts, self.free
+        for block in blocks:
+            ref_counts[block] += 1
+            if ref_counts[block] == 1:
+                del free[block]
 
-    def release(self, blocks: Sequence[int], num_cached: int) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """Take an owner from each of a request's `blocks`, given in the order of its tokens.
 
-        The first `num_cached` are cached; the others are not, and have no other owner. Those
-        without an owner become free: uncached ones at the head of the free list, cached ones at its
-        tail. The request's last block comes first in either case, since a prefix serves more
+        Those without an owner become free: uncached ones at the head of the free list, cached ones
+        at its tail. The request's last block comes first in either case, since a prefix serves more
         requests the shorter it is.
         """
-        ref_counts = self.ref_counts
-        counts = self.ref_counts_of(blocks)
-        head, tail = self._next[NULL_BLOCK_ID], self._previous[NULL_BLOCK_ID]
-        self._transaction.record(
-            (self._undo_release, blocks, counts, head, tail, self.num_free_blocks)
-        )
-        for block, count in zip(blocks, counts, strict=True):
-            ref_counts[block] = count - 1
-        uncached = blocks[num_cached:]
-        cached = blocks[:num_cached]
-        if counts.count(1) < len(counts):
-            cached = [block for block, count in zip(cached, counts, strict=False) if count == 1]
-        if uncached:
-            self._chain(NULL_BLOCK_ID, uncached[::-1], head)
-        if cached:
-            self._chain(self._previous[NULL_BLOCK_ID], cached[::-1], NULL_BLOCK_ID)
-        self.num_free_blocks += len(uncached) + len(cached)
+        ref_counts, free, block_hash = self.ref_counts, self.free, self.block_hash
+        uncached = []
+        for block in reversed(blocks):
+            ref_counts[block] -= 1
+            if ref_counts[block] == 0:
+                free[block] = None
+                if block_hash[block] is None:
+                    uncached.append(block)
+        for block in reversed(uncached):
+            free.move_to_end(block, last=False)
 
-    def ref_counts_of(self, blocks: Sequence[int]) -> list[int]:
-        """How many requests own each of `blocks`."""
-        return list(map(self.ref_counts.__getitem__, blocks))
+    def num_unowned(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` are free."""
+        return list(map(self.ref_counts.__getitem__, blocks)).count(0)
 
-    def _chain(self, before: int, blocks: Sequence[int], after: int) -> None:
-        """Put `blocks` between `before` and `after`, two neighbours of the ring."""
-        following, previous = self._next, self._previous
-        for block in blocks:
-            following[before] = block
-            previous[block] = before
-            before = block
-        following[before] = after
-        previous[after] = before
+    def find_longest_hit(self, digests: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest cached chain."""
+        # A loop in C that ends at the first None.
+        return list(iter(map(self._first.get, digests).__next__, None))
 
-    def _undo_take(self, blocks: Sequence[int], after: int, num_free_blocks: int) -> None:
-        self._set_ref_counts(blocks, [0] * len(blocks))
-        self._chain(NULL_BLOCK_ID, blocks, after)
-        self.num_free_blocks = num_free_blocks
+    def insert(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Let uncached blocks be found under their digests."""
+        first, block_hash = self._first, self.block_hash
+        for block, digest in zip(blocks, digests, strict=True):
+            block_hash[block] = digest
+            if first.setdefault(digest, block) != block:
+                self._others.setdefault(digest, []).append(block)
 
-    def _undo_share(
-        self,
-        blocks: Sequence[int],
-        ref_counts: Sequence[int],
-        unlinked: Sequence[tuple[int, int, int]],
-        num_free_blocks: int,
-    ) -> None:
-        self._set_ref_counts(blocks, ref_counts)
-        for before, block, after in reversed(unlinked):
-            self._chain(before, (block,), after)
-        self.num_free_blocks = num_free_blocks
+    def forget(self, cached: Iterable[tuple[int, bytes]]) -> None:
+        """Clear `block_hash` of those blocks that are still cached so; `rebuild` must follow."""
+        for block, digest in cached:
+            if self.block_hash[block] == digest:
+                self.block_hash[block] = None
 
-    def _undo_release(
-        self,
-        blocks: Sequence[int],
-        ref_counts: Sequence[int],
-        head: int,
-        tail: int,
-        num_free_blocks: int,
-    ) -> None:
-        self._set_ref_counts(blocks, ref_counts)
-        self._chain(tail, (NULL_BLOCK_ID,), head)
-        self.num_free_blocks = num_free_blocks
+    def clear(self) -> None:
+        """Evict every block; the free list keeps its order."""
+        self.block_hash = [None] * self.num_blocks
+        self._first, self._others = {}, {}
 
-    def _set_ref_counts(self, blocks: Sequence[int], ref_counts: Sequence[int]) -> None:
-        for block, count in zip(blocks, ref_counts, strict=True):
-            self.ref_counts[block] = count
+    def blocks_by_digest(self) -> dict[bytes, list[int]]:
+        """The cached blocks of each prefix, in the order in which they are found."""
+        return {digest: [b, *self._others.get(digest, ())] for digest, b in self._first.items()}
+
+    def rebuild(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Derive everything anew from the block tables of all owners and from `block_hash`.
+
+        For a state that a failure caught half changed. Free blocks keep their order, lost ones come
+        first.
+        """
+        self.ref_counts = [0] * self.num_blocks
+        for table in block_tables:
+            for block in table:
+                self.ref_counts[block] += 1
+        for block in range(NULL_BLOCK_ID + 1, self.num_blocks):
+            if self.ref_counts[block]:
+                self.free.pop(block, None)
+            elif block not in self.free:
+                self.free[block] = None
+                self.free.move_to_end(block, last=False)
+        cached = [(b, digest) for b, digest in enumerate(self.block_hash) if digest is not None]
+        self._first, self._others = {}, {}
+        for block, digest in cached:
+            self.insert([block], [digest])
+
+    def _evict(self, block: int) -> None:
+        digest = self.block_hash[block]
+        assert digest is not None
+        others = self._others.get(digest)
+        if others is None:
+            del self._first[digest]
+        elif self._first[digest] == block:
+            self._first[digest] = others.pop(0)
+        else:
+            others.remove(block)
+        if others == []:
+            del self._others[digest]
+        self.block_hash[block] = None

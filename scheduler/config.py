@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from enum import IntEnum
 
 from ..reference.paging import check_buckets, default_buckets
 
@@ -35,9 +36,17 @@ class SchedulerConfig:
     `num_speculative_tokens` is the number of drafts that a request may carry;
     `num_lookahead_tokens` is what block allocation adds for them (k for eagle or a draft model).
     `max_num_scheduled_tokens` is the token budget of a step (None: `max_num_batched_tokens`).
-    `watermark` is the share of blocks that an admission must leave free. The bucket lists are read
-    by the Neuron kinds only; None means the default list. Raises ValueError naming the argument,
-    its value and what is allowed.
+    `watermark` is the share of blocks that an admission must leave free.
+    `long_prefill_token_threshold` cuts the prompts of requests that are not alone into chunks,
+    with `long_prefill_token_threshold_adaptive` of at least the step's share of each request.
+    `max_num_active_seqs` bounds admission below max_num_seqs. `prefill_schedule_interval` is the
+    number of steps of which one may prefill while something decodes.
+    `num_speculative_tokens_per_batch_size` lists (first, last, drafts) by the number of scheduled
+    requests. `max_num_new_slots_for_drafting` are tokens of max_num_batched_tokens that the
+    drafter takes per request. `can_skip_drafts` lets a step tell that nobody needs drafts,
+    `requires_kv_delivery` drops what was in flight when a request is preempted. The bucket lists
+    are read by the Neuron kinds only; None means the default list. Raises ValueError naming the
+    argument, its value and what is allowed.
     """
 
     max_num_seqs: int
@@ -55,6 +64,13 @@ class SchedulerConfig:
     max_num_scheduled_tokens: int | None = None
     num_speculative_tokens: int = 0
     num_lookahead_tokens: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    prefill_schedule_interval: int = 1
+    num_speculative_tokens_per_batch_size: Sequence[tuple[int, int, int]] = ()
+    max_num_new_slots_for_drafting: int = 0
+    can_skip_drafts: bool = False
+    requires_kv_delivery: bool = False
     num_batched_tokens_buckets: Sequence[int] | None = None
     num_seqs_buckets: Sequence[int] | None = None
     prefill_buckets: tuple[int, ...] = field(init=False)
@@ -100,6 +116,9 @@ class SchedulerConfig:
             "enable_prefix_caching",
             "enable_chunked_prefill",
             "scheduler_reserve_full_isl",
+            "long_prefill_token_threshold_adaptive",
+            "can_skip_drafts",
+            "requires_kv_delivery",
         ):
             value = getattr(self, name)
             _require(name, value, "True or False", isinstance(value, bool))
@@ -113,8 +132,13 @@ class SchedulerConfig:
             "long_prefill_token_threshold",
             "num_speculative_tokens",
             "num_lookahead_tokens",
+            "max_num_new_slots_for_drafting",
         ):
             _require_int(name, getattr(self, name), 0)
+        _require_int("prefill_schedule_interval", self.prefill_schedule_interval, 1)
+        if self.max_num_active_seqs is not None:
+            _require_int("max_num_active_seqs", self.max_num_active_seqs, 1, self.max_num_seqs)
+        self._check_speculation()
         if self.max_num_scheduled_tokens is not None:
             _require_int(
                 "max_num_scheduled_tokens",
@@ -123,6 +147,12 @@ class SchedulerConfig:
                 self.max_num_batched_tokens,
             )
         if not self.enable_chunked_prefill:
+            _require(
+                "long_prefill_token_threshold",
+                self.long_prefill_token_threshold,
+                "0 without chunked prefill: it cuts prompts into chunks",
+                self.long_prefill_token_threshold == 0,
+            )
             # A prompt longer than the budget would wait for ever.
             for name in ("max_num_batched_tokens", "max_num_scheduled_tokens"):
                 if getattr(self, name) is not None:
@@ -133,7 +163,44 @@ class SchedulerConfig:
                         getattr(self, name) >= self.max_model_len,
                     )
 
+    def _check_speculation(self) -> None:
+        num_drafts, threshold = self.num_speculative_tokens, self.long_prefill_token_threshold
+        _require(
+            "long_prefill_token_threshold",
+            threshold,
+            f"0 or > num_speculative_tokens={num_drafts}",
+            threshold == 0 or threshold > num_drafts,
+        )
+        reach = 0
+        for first, last, count in self.num_speculative_tokens_per_batch_size:
+            _require(
+                "num_speculative_tokens_per_batch_size",
+                self.num_speculative_tokens_per_batch_size,
+                "(first, last, drafts) in ascending order, the first from 1",
+                reach < first <= last and count >= 0 and (reach > 0 or first == 1),
+            )
+            reach = last
+
+    def num_drafts_for(self, num_scheduled: int) -> int:
+        """Drafts that a step of so many requests asks for: of the last range that began."""
+        counts = [
+            min(count, self.num_speculative_tokens)
+            for first, _, count in self.num_speculative_tokens_per_batch_size
+            if first <= num_scheduled
+        ]
+        return counts[-1] if counts else self.num_speculative_tokens
+
     def _check_policy(self) -> None:
         _require("policy", self.policy, f"one of {POLICIES}", self.policy in POLICIES)
         is_share = type(self.watermark) in (int, float) and 0.0 <= self.watermark <= 1.0
         _require("watermark", self.watermark, "within 0..1", is_share)
+
+
+class PauseState(IntEnum):
+    """How much of the work a paused scheduler still takes on; the values are vLLM's."""
+
+    UNPAUSED = 0
+    PAUSED_NEW = 1
+    """Running requests go on, nothing is admitted."""
+    PAUSED_ALL = 2
+    """Nothing is scheduled."""

@@ -1,24 +1,26 @@
 """Invariants of a scheduler between two calls, checked from scratch."""
 
 from collections import Counter
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..reference.paging import NULL_BLOCK_ID
 from .errors import IntegrityError
 from .kv_cache_manager import KVCacheManager
-from .prefix_digests import PrefixDigests, pack_tokens
+from .prefix_digests import block_digests, pack_tokens, root_digest
 from .request import Request, RequestStatus
-from .request_pool import RequestPool
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
 
 
-def check_integrity(pool: RequestPool) -> None:
+def check_integrity(pool: "Scheduler") -> None:
     """Raise IntegrityError naming the first broken invariant. O(blocks + tokens)."""
     requests = list(pool.requests.values())
     _check_queues(pool, requests)
     for request in requests:
         _check_request(pool, request)
     _check_blocks(pool.kv_cache_manager, requests)
-    if pool.kv_cache_manager.prefix_cache is not None:
+    if pool.kv_cache_manager.enable_caching:
         _check_prefix_cache(pool.kv_cache_manager, requests)
 
 
@@ -27,7 +29,7 @@ def _require(valid: bool, invariant: str, detail: object) -> None:
         raise IntegrityError(invariant, str(detail))
 
 
-def _check_queues(pool: RequestPool, requests: list[Request]) -> None:
+def _check_queues(pool: "Scheduler", requests: list[Request]) -> None:
     waiting, running = list(pool.waiting), pool.running
     queued = Counter(map(id, [*waiting, *running]))
     _require(
@@ -63,7 +65,7 @@ def _check_queues(pool: RequestPool, requests: list[Request]) -> None:
     )
 
 
-def _check_request(pool: RequestPool, request: Request) -> None:
+def _check_request(pool: "Scheduler", request: Request) -> None:
     num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
     _require(
         (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens)
@@ -71,13 +73,20 @@ def _check_request(pool: RequestPool, request: Request) -> None:
         "token counts equal the lengths of the token lists",
         request,
     )
+    in_flight = [step for step in pool.steps_in_flight if request in step.requests]
+    num_in_flight = sum(step.num_scheduled_tokens[request.request_id] for step in in_flight)
+    _require(
+        request.num_in_flight_tokens == num_in_flight,
+        "tokens in flight are those of the steps in flight",
+        f"{request} with {request.num_in_flight_tokens}, steps have {num_in_flight}",
+    )
     _require(
         request.num_computed_tokens >= 0
         and request.num_output_placeholders >= 0
-        and request.async_tokens_to_discard >= 0,
+        and 0 <= request.num_stale_output_tokens <= num_in_flight,
         "counts are not negative",
         f"{request} with {request.num_output_placeholders} placeholders and "
-        f"{request.async_tokens_to_discard} tokens to discard",
+        f"{request.num_stale_output_tokens} stale tokens",
     )
     num_covered = len(request.block_ids) * pool.block_size
     _require(
@@ -103,12 +112,7 @@ def _check_blocks(manager: KVCacheManager, requests: list[Request]) -> None:
             "the reference count of a block is the number of its owners",
             f"block {block}: {count}, owners {owners[block]}",
         )
-    free = list(_walk(manager))
-    _require(
-        len(free) == pool.num_free_blocks,
-        "the free list is as long as counted",
-        f"{len(free)}, counted {pool.num_free_blocks}",
-    )
+    free = list(pool.free)
     expected = set(range(pool.num_blocks)) - set(owners) - {NULL_BLOCK_ID}
     _require(
         set(free) == expected and NULL_BLOCK_ID not in owners,
@@ -122,55 +126,38 @@ def _check_blocks(manager: KVCacheManager, requests: list[Request]) -> None:
         "requests with blocks are counted",
         f"{num_owners}, counted {manager.num_owners}",
     )
-
-
-def _walk(manager: KVCacheManager) -> Iterator[int]:
-    """The free list forwards, each link checked against the one backwards."""
-    pool = manager.block_pool
-    for position, (before, block) in enumerate(pool.free_links()):
-        _require(
-            position < pool.num_blocks and pool.is_linked(before, block),
-            "the free list is one ring, forwards and backwards",
-            f"at {before} -> {block}",
-        )
-        if block != NULL_BLOCK_ID:
-            yield block
+    needs = [(r.num_blocks_needed, len(r.block_ids)) for r in requests if r.block_ids]
+    reserved, owned = sum(need for need, _ in needs), sum(own for _, own in needs)
+    _require(
+        (manager.num_blocks_reserved, manager.num_blocks_to_come) == (reserved, reserved - owned),
+        "blocks that owners may need are counted",
+        f"{reserved} and {owned} owned, counted {manager.num_blocks_reserved} and "
+        f"{manager.num_blocks_to_come} to come",
+    )
 
 
 def _check_prefix_cache(manager: KVCacheManager, requests: list[Request]) -> None:
-    cache = manager.prefix_cache
-    assert cache is not None
-    block_hash, found = cache.block_hash, cache.blocks_by_digest()
-    cached = {block: digest for block, digest in enumerate(block_hash) if digest is not None}
+    pool = manager.block_pool
+    cached = {block: digest for block, digest in enumerate(pool.block_hash) if digest is not None}
+    found = pool.blocks_by_digest()
     _require(NULL_BLOCK_ID not in cached, "the null block is not cached", cached)
-    for digest, prefix in cache.unhashed_prefixes().items():
-        _require(
-            bool(prefix.unhashed)
-            and prefix.packed is not None
-            and prefix.digests == [digest]
-            and all(block_hash[block] == digest for block in prefix.unhashed),
-            "an unhashed block is filed under the first digest of its prefix",
-            f"{prefix.unhashed}",
-        )
     digest_of = {block: digest for digest, blocks in found.items() for block in blocks}
-    unhashed = {block for prefix in cache.unhashed_prefixes().values() for block in prefix.unhashed}
     _require(
-        Counter(block for blocks in found.values() for block in blocks) == Counter(cached.keys())
-        and all(digest_of[block] == cached[block] for block in cached.keys() - unhashed),
+        digest_of == cached and len(cached) == sum(map(len, found.values())),
         "a cached block is found under its digest and no other",
         f"cached {sorted(cached)}, found {found}",
     )
     for request in requests:
         tokens = pack_tokens(request.all_token_ids)
-        digests = PrefixDigests(manager.block_size, request.cache_salt, tokens).all_digests()
+        digests = block_digests(root_digest(request.cache_salt), tokens, manager.block_size)
         _require(
-            request.prefix is not None and request.prefix.all_digests() == digests,
+            request.block_hashes == digests,
             "a request has the digests of its full blocks",
             request,
         )
         table = request.block_ids[: request.num_cached_blocks]
         _require(
-            [digest_of.get(block) for block in table] == digests[: request.num_cached_blocks],
+            [cached.get(block) for block in table] == digests[: request.num_cached_blocks],
             "a request's cached blocks carry its digests",
             f"{request} with {table}",
         )

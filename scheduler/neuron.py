@@ -7,20 +7,24 @@ schedule, adds padded counts, and puts the hidden requests back. The same class 
 project's schedulers and over vLLM's, so it uses vLLM's attribute names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from ..reference.paging import smallest_bucket
 from .admission import Admission
-from .admission_control import AdmissionControl
-from .output import SchedulerOutput
-from .pause_state import PauseState
-from .policy import NeuronPolicy, is_prefill, prefills_of
+from .config import PauseState
+from .output import SchedulerOutput, StepKind
+from .phases import padded_counts, prefills_of
+from .policy import NeuronPolicy
 from .request import Request
 from .request_queue import RequestQueue
+from .turns import Turns
 
-_Queues = tuple[RequestQueue, RequestQueue, list[Request]]
-"""A queue that hides requests, the one that the base sees, and what it holds."""
+if TYPE_CHECKING:
+    from .scheduler import Scheduler as _BaseScheduler
+else:
+    # At run time the base is whatever stands behind this class in the method resolution order.
+    _BaseScheduler = object
 
 
 class SchedulerState(Enum):
@@ -31,7 +35,7 @@ class SchedulerState(Enum):
     ACTIVE_DECODE = "ACTIVE_DECODE"
 
 
-class NeuronRules(AdmissionControl):
+class NeuronRules(_BaseScheduler):
     """Prefill/decode separation, admission control and padded counts over a base scheduler.
 
     Comes before the base in a class's bases; the class calls `_init_neuron` after the base's
@@ -39,74 +43,165 @@ class NeuronRules(AdmissionControl):
     all prefill steps.
     """
 
+    max_prefills_per_batch = 1
+    waiting_queue_names: tuple[str, ...] = ("waiting",)
+    """Attributes of the base that queue requests to be run, in the order it looks at them."""
+
     def _init_neuron(
         self, neuron_policy: NeuronPolicy, prefill_buckets: Sequence[int], num_blocks: int
     ) -> None:
         """Set up the layer; `num_blocks` includes the null block."""
-        self._init_admission(neuron_policy, num_blocks)
+        self.neuron_policy = neuron_policy
+        self.num_usable_blocks = num_blocks - 1
+        if neuron_policy.is_literal:
+            self.max_kv_concurrent = self._max_concurrency(num_blocks) or self.max_num_running_reqs
+            self.waiting_queue_names = ("waiting",)
+        else:
+            self.max_kv_concurrent = max(1, self._max_concurrency(num_blocks - 1))
         self.prefill_buckets = tuple(prefill_buckets)
         self.total_padding_tokens = 0
         self.running_holdback: list[Request] = []
         self.holdback_queues: dict[str, RequestQueue] = {
             name: type(getattr(self, name))() for name in self.waiting_queue_names
         }
+        self._refusals: dict[str, Admission] = {}
+        self._decode_turn = False
         self._step_state = SchedulerState.IDLE
-        self._num_consecutive_prefills = 0
-        self._prefill_was_stuck = False
+        self.turns = Turns(neuron_policy)
+
+    # Questions to the base.
+
+    def _max_concurrency(self, num_blocks: int) -> int:
+        """Requests of max_model_len that fit into `num_blocks` at once."""
+        raise NotImplementedError
+
+    def _num_blocks_needed(self, request: Request) -> int:
+        """Most blocks that `request` can own at a time."""
+        raise NotImplementedError
+
+    def _is_ready(self, request: Request) -> bool:
+        """Whether a waiting request waits for nothing but its turn."""
+        return True
+
+    def _may_admit(self, request: Request) -> bool:
+        """Whether the base admits `request` in its pause state."""
+        return self._pause_state == PauseState.UNPAUSED
+
+    def _waiting_with_blocks(self) -> Iterable[Request]:
+        """Requests that own blocks although they are not in `running`."""
+        return ()
+
+    def _defers_prefills(self, throttle_prefills: bool) -> bool:
+        """Whether the base would put prefills off while something decodes."""
+        raise NotImplementedError
+
+    def _base_stop(self) -> Admission:
+        """Why the base did not schedule a request that it could see."""
+        raise NotImplementedError
+
+    def _decodes_of_a_step(self, decodes: list[Request]) -> list[Request]:
+        """Those of the running decodes that the next decode step serves."""
+        return decodes
+
+    def _num_decode_rounds(self) -> int:
+        """Steps that it takes to serve all running requests."""
+        return 1
+
+    def _queues_in_turn(self) -> Sequence[str]:
+        """Names of the waiting queues in the order in which the base would look at them."""
+        return self.waiting_queue_names
+
+    def _step_was_refused(self, output: SchedulerOutput, error: BaseException) -> None:
+        """The layer cannot take the base's step, for which it raises `error`."""
+
+    # Admission.
+
+    @property
+    def at_capacity(self) -> bool:
+        """Whether as many requests run as are allowed."""
+        return len(self.running) >= self.max_num_running_reqs
+
+    @property
+    def has_prefill_in_running(self) -> bool:
+        """Whether a running request is in its prefill phase."""
+        return bool(prefills_of(self.running, self.neuron_policy.phase_test))
+
+    def can_schedule(self, request: Request) -> Admission:
+        """Whether the step that is being scheduled may admit `request`, or why not.
+
+        Asked while the waiting queues hold only what this step admits already.
+        """
+        if not self.neuron_policy.is_literal and not self._may_admit(request):
+            return Admission.PAUSED
+        if self._decode_turn:
+            return Admission.DECODE_TURN
+        if self.at_capacity:
+            return Admission.MAX_NUM_SEQS
+        if self.has_prefill_in_running:
+            return Admission.PREFILL_RUNNING
+        if self._num_waiting() >= self.max_prefills_per_batch:
+            return Admission.PREFILL_BATCH
+        if not self._kv_cache_has_room(request):
+            return Admission.KV_BLOCKS
+        return Admission.ADMITTED
+
+    def waiting_reasons(self) -> dict[str, Admission]:
+        """Why the latest step did not start each waiting request, by request id."""
+        # A step that refused nobody left nobody waiting: they came since.
+        otherwise = Admission.BEHIND if self._refusals else Admission.NOT_SCHEDULED
+        return {
+            request.request_id: self._refusals.get(request.request_id, otherwise)
+            for name in self.waiting_queue_names
+            for request in getattr(self, name)
+        }
+
+    def _kv_cache_has_room(self, request: Request) -> bool:
+        """Whether `request` can run to its end beside the running ones, whatever they need."""
+        others = self.running
+        if not self.neuron_policy.is_literal:
+            others = [*others, *(r for r in self._waiting_with_blocks() if r is not request)]
+        if self.neuron_policy.kv_admission == "worst_case":
+            return len(others) < self.max_kv_concurrent
+        needed = sum(map(self._num_blocks_needed, (*others, request)))
+        return needed <= self.num_usable_blocks
+
+    def _num_waiting(self) -> int:
+        return sum(len(getattr(self, name)) for name in self.waiting_queue_names)
+
+    # The step.
 
     @property
     def state(self) -> SchedulerState:
-        """What the latest step did; with `state_from_queues` IDLE as soon as nothing is queued."""
-        if self.neuron_policy.state_from_queues and not (self.running or self._num_waiting()):
+        """What the latest step did; IDLE as soon as nothing is queued."""
+        if not self.neuron_policy.is_literal and not (self.running or self._num_waiting()):
             return SchedulerState.IDLE
         return self._step_state
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule one prefill chunk or a batch of decodes.
 
-        Raises RuntimeError if the base mixed the two, and what the base raises; the scheduler is
-        then as it was before the call.
+        Raises RuntimeError if the base mixed the two, and what the base raises; every request is
+        in its queue then.
         """
         running = self.running
-        with self._transaction:
-            self._record_undo(self._restore, running)
-            self._record_undo(self.__dict__.update, self._notes())
-            self._decode_turn = self._is_decode_turn(throttle_prefills)
+        self._decode_turn = self._is_decode_turn(throttle_prefills)
+        try:
             self._hide_waiting()
             refusals = self._show_admitted()
             self._separate_phases()
             output = super().schedule(throttle_prefills)
-            self._finish_step(output, refusals)
-            self._record_undo(self._hide_again, *self._hidden_and_shown())
+            try:
+                self._finish_step(output, refusals)
+            except BaseException as error:
+                self._step_was_refused(output, error)
+                raise
+        finally:
             self._restore(running)
-            return output
-
-    def _record_undo(self, undo: Callable[..., object], *args: object) -> None:
-        """Let the transaction take back the change that follows, if the policy says so."""
-        if self.neuron_policy.restore_on_error:
-            self._transaction.record((undo, *args))
-
-    def _notes(self) -> dict[str, object]:
-        """What the layer keeps from step to step besides the queues."""
-        names = (
-            "total_padding_tokens",
-            "_step_state",
-            "_num_consecutive_prefills",
-            "_prefill_was_stuck",
-            "_refusals",
-            "_decode_turn",
-        )
-        notes = {name: getattr(self, name) for name in names}
-        return notes | {"admission_counts": self.admission_counts.copy()}
+        return output
 
     def _is_decode_turn(self, throttle_prefills: bool) -> bool:
         """Whether decodes have waited long enough, and one of them can run."""
-        limit = self.neuron_policy.max_consecutive_prefills
-        is_due = (
-            self._prefill_was_stuck
-            or (limit is not None and self._num_consecutive_prefills >= limit)
-            or self._defers_prefills(throttle_prefills)
-        )
+        is_due = self.turns.decodes_are_due or self._defers_prefills(throttle_prefills)
         return is_due and self._some_decode_can_run()
 
     def _some_decode_can_run(self) -> bool:
@@ -131,16 +226,9 @@ class NeuronRules(AdmissionControl):
 
     def _hide_waiting(self) -> None:
         """Take the waiting requests out of the base's sight by exchanging the queues."""
-        for name, held in self.holdback_queues.items():
-            waiting = getattr(self, name)
-            if held:
-                # A failed step did not restore these (documented policy): they go first.
-                while waiting:
-                    held.add_request(waiting.pop_request())
-            else:
-                self._record_undo(self._finish_exchange, name, held)
-                self.holdback_queues[name] = waiting
-                setattr(self, name, held)
+        for name, shown in self.holdback_queues.items():
+            self.holdback_queues[name] = getattr(self, name)
+            setattr(self, name, shown)
 
     def _show_admitted(self) -> dict[str, Admission]:
         """Give the base the requests that it may admit; return why others may not be."""
@@ -151,8 +239,7 @@ class NeuronRules(AdmissionControl):
             try:
                 while held:
                     request = held.peek_request()
-                    self._record_undo(self._recover, name, request)
-                    if self.neuron_policy.hold_back_skipped_waiting and not self._is_ready(request):
+                    if not self.neuron_policy.is_literal and not self._is_ready(request):
                         refusals[request.request_id] = Admission.BLOCKED
                         not_ready.append(held.pop_request())
                         continue
@@ -165,68 +252,58 @@ class NeuronRules(AdmissionControl):
                 _prepend(held, not_ready)
         return refusals
 
-    def _queues_in_turn(self) -> Sequence[str]:
-        """Names of the waiting queues in the order in which the base would look at them."""
-        return self.waiting_queue_names
-
     def _separate_phases(self) -> None:
         """Hide the running requests that may not share a step with the others."""
-        prefills = prefills_of(self.running, self.neuron_policy.phase_test)
-        if prefills:
-            prefill_ids = set(map(id, prefills))
-            decodes = [request for request in self.running if id(request) not in prefill_ids]
-            if self._decode_turn:
-                self.running, self.running_holdback = decodes, prefills
-            else:
-                self.running, self.running_holdback = prefills, decodes
+        running = self.running
+        prefills = prefills_of(running, self.neuron_policy.phase_test)
+        if prefills and not self._decode_turn:
+            shown = prefills
         elif self._num_waiting():
-            self.running, self.running_holdback = [], self.running
+            shown = []
+        else:
+            decodes = running
+            if prefills:
+                prefill_ids = set(map(id, prefills))
+                decodes = [request for request in running if id(request) not in prefill_ids]
+            shown = self._decodes_of_a_step(decodes)
+        if len(shown) < len(running):
+            shown_ids = set(map(id, shown))
+            hidden = [request for request in running if id(request) not in shown_ids]
+            self.running, self.running_holdback = shown, hidden
 
     def _finish_step(self, output: SchedulerOutput, refusals: dict[str, Admission]) -> None:
         """Pad the step's counts and take note of it. All that can fail comes first."""
-        padded, has_prefill = self._padded_counts(output)
-        num_tokens = output.total_num_scheduled_tokens
-        state = self._state_after(num_tokens > 0, has_prefill)
-        not_scheduled = [r.request_id for name in self.holdback_queues for r in getattr(self, name)]
-        num_held = sum(map(len, self.holdback_queues.values()))
-
-        self._note_refusals(refusals, num_held, not_scheduled)
-        output.num_scheduled_tokens_padded = padded
-        output.step_kind = "empty" if not num_tokens else "prefill" if has_prefill else "decode"
-        self.total_padding_tokens += sum(padded.values()) - num_tokens
-        self._step_state = state
-        self._num_consecutive_prefills = self._num_consecutive_prefills + 1 if has_prefill else 0
-        self._prefill_was_stuck = (
-            self.neuron_policy.usable_blocks_only
-            and num_tokens == 0
-            and bool(self.running_holdback)
-            and self._pause_state != PauseState.PAUSED_ALL
-        )
-
-    def _padded_counts(self, output: SchedulerOutput) -> tuple[dict[str, int], bool]:
-        """Tokens per request with each prefill chunk padded to its bucket; whether there is one."""
-        padded = dict(output.num_scheduled_tokens)
         phase_test = self.neuron_policy.phase_test
-        num_prefills = 0
-        for req_id, num_computed_tokens in _computed_before(output):
-            request = self.requests[req_id]
-            if is_prefill(
-                num_computed_tokens, request.num_prompt_tokens, request.num_tokens, phase_test
-            ):
-                num_prefills += 1
-                padded[req_id] = smallest_bucket(padded[req_id], self.prefill_buckets)
-        if 0 < num_prefills < len(padded):
-            raise RuntimeError(
-                f"prefill and decode in one step: {num_prefills} of the {len(padded)} requests in "
-                f"{output.num_scheduled_tokens} are in their prefill phase"
-            )
-        return padded, num_prefills > 0
+        padded, kind = padded_counts(output, self.requests, self.prefill_buckets, phase_test)
+        state = self._state_after(kind)
+        self._note_refusals(refusals)
+        output.num_scheduled_tokens_padded, output.step_kind = padded, kind
+        self.total_padding_tokens += sum(padded.values()) - output.total_num_scheduled_tokens
+        self._step_state = state
+        if kind == "prefill":
+            self.turns.note_prefill(self._num_decode_rounds())
+        elif kind == "decode":
+            self.turns.note_decode()
+        else:
+            is_paused = self._pause_state == PauseState.PAUSED_ALL
+            is_stuck = bool(self.running_holdback) and not is_paused
+            self.turns.note_empty(is_stuck and not self.neuron_policy.is_literal)
 
-    def _state_after(self, has_tokens: bool, has_prefill: bool) -> SchedulerState:
+    def _note_refusals(self, refusals: dict[str, Admission]) -> None:
+        """Count why each waiting request waits; those that the base could see it counts itself."""
+        stop = self._base_stop()
+        shown = [r.request_id for name in self.holdback_queues for r in getattr(self, name)]
+        self._refusals = refusals | dict.fromkeys(shown, stop)
+        for verdict in refusals.values():
+            self.admission_counts[verdict] += 1
+        num_held = sum(map(len, self.holdback_queues.values()))
+        self.admission_counts[Admission.BEHIND] += num_held - len(refusals)
+
+    def _state_after(self, kind: StepKind) -> SchedulerState:
+        if kind != "empty":
+            return SchedulerState[f"ACTIVE_{kind.upper()}"]
         running = [*self.running, *self.running_holdback]
-        if has_tokens:
-            return SchedulerState.ACTIVE_PREFILL if has_prefill else SchedulerState.ACTIVE_DECODE
-        if not self.neuron_policy.state_from_queues:
+        if self.neuron_policy.is_literal:
             is_waiting = self._num_waiting() or any(self.holdback_queues.values())
             return self._step_state if running or is_waiting else SchedulerState.IDLE
         if prefills_of(running, self.neuron_policy.phase_test):
@@ -237,7 +314,7 @@ class NeuronRules(AdmissionControl):
         """Put back what was hidden; `running` is the list from before the step."""
         if self.running_holdback:
             merged = [*self.running, *self.running_holdback]
-            if self.neuron_policy.restore_order == "admission":
+            if not self.neuron_policy.is_literal:
                 admission = {id(request): index for index, request in enumerate(running)}
                 merged.sort(key=lambda request: admission.get(id(request), len(admission)))
             self.running, self.running_holdback = merged, []
@@ -250,50 +327,8 @@ class NeuronRules(AdmissionControl):
             setattr(self, name, held)
             self.holdback_queues[name] = shown
 
-    def _recover(self, name: str, request: Request) -> None:
-        """Put a request back that a failure caught between two queues."""
-        held = self.holdback_queues[name]
-        if not any(request in queue for queue in (held, getattr(self, name), self.running)):
-            held.prepend_request(request)
-
-    def _finish_exchange(self, name: str, shown: RequestQueue) -> None:
-        """Hide a queue that a failure caught half hidden, for `_restore` to show it again."""
-        if getattr(self, name) is self.holdback_queues[name]:
-            setattr(self, name, shown)
-
-    def _hidden_and_shown(self) -> tuple[list[Request], list[Request], dict[str, _Queues]]:
-        """The state that `_restore` ends, for `_hide_again`."""
-        queues: dict[str, _Queues] = {}
-        for name, held in self.holdback_queues.items():
-            shown = getattr(self, name)
-            queues[name] = (held, shown, list(shown))
-        return self.running, self.running_holdback, queues
-
-    def _hide_again(
-        self, running: list[Request], holdback: list[Request], queues: dict[str, _Queues]
-    ) -> None:
-        """Undo `_restore`, wherever it failed."""
-        self.running, self.running_holdback = running, holdback
-        for name, (held, shown, requests) in queues.items():
-            setattr(self, name, shown)
-            self.holdback_queues[name] = held
-            while shown:
-                shown.pop_request()
-            for request in requests:
-                if request in held:
-                    held.remove_request(request)
-                shown.add_request(request)
-
 
 def _prepend(queue: RequestQueue, requests: Sequence[Request]) -> None:
     """Put `requests` in front of the queue in their own order."""
     for request in reversed(requests):
         queue.prepend_request(request)
-
-
-def _computed_before(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
-    """Each scheduled request with the tokens it had computed before the step."""
-    for new in output.scheduled_new_reqs:
-        yield new.req_id, new.num_computed_tokens
-    cached = output.scheduled_cached_reqs
-    yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)

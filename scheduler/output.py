@@ -1,4 +1,4 @@
-"""What goes out of the scheduler and comes back to it; names as in vLLM 0.24."""
+"""What goes out of the scheduler and comes back to it; names as in vLLM 0.33."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -51,11 +51,13 @@ class SchedulerOutput:
     scheduled_spec_decode_tokens: dict[str, list[int]]
     """Draft tokens among the scheduled ones; requests without drafts are absent."""
     num_common_prefix_blocks: list[int]
-    """Per KV group: leading blocks that every request with blocks shares."""
+    """Empty: vLLM 0.33 counts no blocks that all requests share."""
     finished_req_ids: set[str]
     """Requests that finished since the previous step; the runner forgets them."""
     preempted_req_ids: set[str]
     num_spec_tokens_to_schedule: int = 0
+    skip_drafts: bool = False
+    """Whether no scheduled request has use for drafts after this step."""
     step_kind: StepKind = "empty"
     num_invalid_spec_tokens: dict[str, int] | None = None
     """Drafts per request for which `update_draft_token_ids_in_output` got no token."""

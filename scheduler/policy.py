@@ -1,105 +1,77 @@
 """The decisions that the Neuron rules leave open, and the arithmetic that they share."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from ..reference.paging import num_blocks_for
 from .config import SchedulerConfig
 from .errors import RequestError
+from .phases import PhaseTest
 from .request import Request
-
-PhaseTest = Literal["known", "prompt"]
 
 
 @dataclass(frozen=True)
 class NeuronPolicy:
-    """What the Neuron layer does where its published design has a flaw or offers a choice.
+    """Whom the Neuron layer admits, and how long each phase may keep the other waiting.
 
-    The defaults never deadlock, livelock, preempt a decode or mix phases. `documented()` is the
-    published design to the letter.
+    The default admits whatever can run to its end without a preemption, and lets each phase wait a
+    bounded number of steps. `documented()` and `shipped()` are the published designs.
     """
 
-    usable_blocks_only: bool = True
-    """Bound the running requests by the blocks that can be owned (without the null block), at
-    least one, and let decodes run after a prefill step that could not schedule anything. Otherwise
-    all blocks count, and a pool too small for one longest request means no bound at all."""
-    restore_order: Literal["admission", "new_first"] = "admission"
-    """Order of `running` after a step: of admission, or scheduled requests before hidden ones."""
-    admit_while_paused: bool = False
-    """Whether a waiting request hides the decodes although the base will not admit it."""
-    hold_back_skipped_waiting: bool = True
-    """Whether requests that wait outside `waiting` (vLLM: for a grammar, remote KV or the next
-    chunk of a stream) are held back like the others."""
-    restore_on_error: bool = True
-    """Whether hidden requests come back when the base scheduler raises."""
-    phase_test: PhaseTest = "known"
-    """Prefill means computed < max(prompt, known tokens - 1), or computed < prompt."""
-    state_from_queues: bool = True
-    """Whether a step without tokens renews `state`, and empty queues mean IDLE at once."""
-    refuse_unschedulable: bool = True
-    """Whether `add_request` refuses a request that could never finish."""
-    max_consecutive_prefills: int | None = None
-    """Prefill steps in a row after which decodes get one step; None: prefills always win."""
-    kv_admission: Literal["worst_case", "reserved"] = "worst_case"
-    """Admit as if each request grew to max_model_len, or by the sum of what each can need."""
+    kv_admission: Literal["shared", "reserved", "worst_case"] = "shared"
+    """Admit by the distinct blocks in use and what each request can still need, by the sum of what
+    each request can need, or as if each grew to max_model_len."""
+    max_consecutive_prefills: int | None = 4
+    """Prefill steps in a row after which waiting decodes have their turn; None: no bound."""
+    max_consecutive_decodes: int = 1
+    """Decode steps of such a turn, after which prefills go on."""
+    design: Literal["own", "documented", "shipped"] = "own"
+    """Whose rules hold where the published designs have a flaw."""
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("restore_order", ("admission", "new_first")),
-            ("phase_test", ("known", "prompt")),
-            ("kv_admission", ("worst_case", "reserved")),
+            ("kv_admission", ("shared", "reserved", "worst_case")),
+            ("design", ("own", "documented", "shipped")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {allowed}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, bool) and not isinstance(value, bool):
-                raise ValueError(f"{field.name}={value!r}: must be True or False")
-        limit = self.max_consecutive_prefills
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise ValueError(f"max_consecutive_prefills={limit!r}: must be an integer >= 1 or None")
+        prefills, decodes = self.max_consecutive_prefills, self.max_consecutive_decodes
+        if prefills is not None and (type(prefills) is not int or prefills < 1):
+            raise ValueError(
+                f"max_consecutive_prefills={prefills!r}: must be an integer >= 1 or None"
+            )
+        if type(decodes) is not int or decodes < 1:
+            raise ValueError(f"max_consecutive_decodes={decodes!r}: must be an integer >= 1")
+        if self.is_literal and (self.kv_admission != "worst_case" or prefills is not None):
+            raise ValueError(
+                f"design={self.design!r}: has kv_admission='worst_case' and "
+                "max_consecutive_prefills=None"
+            )
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether a published design is followed bug for bug."""
+        return self.design != "own"
+
+    @property
+    def phase_test(self) -> PhaseTest:
+        """Prefill means computed < max(prompt, known tokens - 1), or computed < prompt."""
+        return "prompt" if self.is_literal else "known"
+
+    @property
+    def switches_drafts_off(self) -> bool:
+        """Whether an asynchronous request near max_model_len gets no drafts any more."""
+        return self.design != "documented"
 
     @classmethod
     def documented(cls) -> "NeuronPolicy":
-        """The published design bug for bug, with which recorded traces are compared."""
-        return cls(
-            usable_blocks_only=False,
-            restore_order="new_first",
-            admit_while_paused=True,
-            hold_back_skipped_waiting=False,
-            restore_on_error=False,
-            phase_test="prompt",
-            state_from_queues=False,
-            refuse_unschedulable=False,
-        )
+        """The published design document to the letter, with which recorded traces are compared."""
+        return cls("worst_case", None, design="documented")
 
-
-def is_prefill(
-    num_computed_tokens: int,
-    num_prompt_tokens: int,
-    num_tokens: int,
-    phase_test: PhaseTest = "known",
-) -> bool:
-    """Whether a request that has computed so many of its known tokens is in its prefill phase.
-
-    `num_tokens` counts prompt and outputs without drafts and placeholders. A resumed request has
-    outputs to recompute, which is prefill work too: "known" sees that, "prompt" does not.
-    """
-    if phase_test == "prompt":
-        return num_computed_tokens < num_prompt_tokens
-    return num_computed_tokens < max(num_prompt_tokens, num_tokens - 1)
-
-
-def prefills_of(requests: Iterable[Request], phase_test: PhaseTest) -> list[Request]:
-    """The requests that are in their prefill phase; `is_prefill` inlined, it runs every step."""
-    if phase_test == "prompt":
-        return [r for r in requests if r.num_computed_tokens < r.num_prompt_tokens]
-    return [
-        r
-        for r in requests
-        if r.num_computed_tokens < r.num_prompt_tokens or r.num_computed_tokens < r.num_tokens - 1
-    ]
+    @classmethod
+    def shipped(cls) -> "NeuronPolicy":
+        """The scheduler that vLLM Neuron ships: the document, and drafts that are switched off."""
+        return cls("worst_case", None, design="shipped")
 
 
 def num_tokens_to_hold(
@@ -138,7 +110,7 @@ def unschedulable_reason(
             f"prompt of {num_prompt_tokens} tokens must be shorter than "
             f"max_model_len={max_model_len}"
         )
-    # vLLM 0.24 does not end a request before min_tokens, not even at max_tokens or max_model_len.
+    # Until 0.28 vLLM ended no request before min_tokens, not even at max_tokens or max_model_len.
     longest_output = min(max_tokens, max_model_len - num_prompt_tokens)
     if min_tokens > max(longest_output, 0):  # a negative max_tokens is refused under its own name
         return (
@@ -158,7 +130,7 @@ def check_schedulable(request: Request, config: SchedulerConfig, asynchronous: b
     reason = unschedulable_reason(
         request.num_prompt_tokens,
         request.max_tokens,
-        request.min_tokens,
+        0,
         config.max_model_len,
         num_blocks_needed(request, config, asynchronous),
         config.num_blocks - 1,

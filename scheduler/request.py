@@ -5,7 +5,6 @@ from enum import IntEnum
 
 from .errors import RequestError
 from .output import FinishReason
-from .prefix_digests import PrefixDigests
 
 
 class RequestStatus(IntEnum):
@@ -43,12 +42,13 @@ _FINISH_REASONS: dict[RequestStatus, FinishReason] = {
 class Request:
     """A prompt to continue by up to `max_tokens` tokens, and how far it has come.
 
-    Finishes on `eos_token_id` or one of `stop_token_ids` once `min_tokens` are out, on
-    `max_tokens`, or when it is as long as the model allows. `cache_salt` separates its prefix
-    cache from that of other salts; `skip_reading_prefix_cache` computes everything anew but still
-    fills the cache. Smaller `priority`, then earlier `arrival_time`, goes first under the
-    priority policy. Values are checked by `add_request` (here, RequestError: what is
-    no list of tokens); a list given as prompt is not copied and must not change.
+    Finishes on `eos_token_id` or one of `stop_token_ids`, on `max_tokens`, or when it is as long
+    as the model allows; a sampler masks the tokens that end it until `min_tokens` are out.
+    `cache_salt` separates its prefix cache from that of other salts; `skip_reading_prefix_cache`
+    computes everything anew but still fills the cache. Smaller `priority`, then earlier
+    `arrival_time`, goes first under the priority policy. Values are checked by `add_request`
+    (here, RequestError: what is no list of tokens); a list given as prompt is not copied and must
+    not change.
 
     Counts are in tokens; `num_computed_tokens` is advanced when a step is scheduled, not when its
     output arrives.
@@ -56,29 +56,32 @@ class Request:
 
     __slots__ = (
         "arrival_time",
-        "async_tokens_to_discard",
+        "block_hashes",
         "block_ids",
         "blocks_due_at",
         "cache_salt",
+        "drafts_are_off",
+        "drop_stale_output",
         "end_token_ids",
         "eos_token_id",
         "is_prefill_chunk",
         "max_num_tokens",
         "max_tokens",
         "min_tokens",
+        "num_blocks_needed",
         "num_cached_blocks",
         "num_computed_tokens",
+        "num_in_flight_tokens",
         "num_output_placeholders",
         "num_output_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_stale_output_tokens",
         "num_tokens",
         "output_token_ids",
-        "prefix",
         "priority",
         "prompt_token_ids",
         "request_id",
-        "sequence_number",
         "skip_reading_prefix_cache",
         "spec_token_ids",
         "status",
@@ -123,8 +126,6 @@ class Request:
         self.cache_salt = cache_salt
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
 
-        self.sequence_number = 0
-        """Its rank in the order of `add_request`."""
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
         self.output_token_ids: list[int] = []
@@ -140,14 +141,23 @@ class Request:
         self.is_prefill_chunk = False
         """Whether the latest scheduled step leaves known tokens uncomputed: nothing is sampled."""
 
-        # Async scheduling: sampled tokens that are scheduled but not yet known.
+        self.num_in_flight_tokens = 0
+        """Tokens of steps that have not come back."""
+        self.num_stale_output_tokens = 0
+        """Those of them that were scheduled before the latest preemption."""
+        self.drop_stale_output = False
+        """Whether what was sampled by them is dropped, or still delivered."""
         self.num_output_placeholders = 0
-        self.async_tokens_to_discard = 0
+        """Async scheduling: sampled tokens that are scheduled but not yet known."""
+        self.drafts_are_off = False
+        """Neuron, async: so near to max_model_len that it is drafted for no more."""
 
         # KV cache, written by KVCacheManager alone.
         self.block_ids: list[int] = []
-        self.prefix: PrefixDigests | None = None
+        self.block_hashes: list[bytes] = []
         self.num_cached_blocks = 0
+        self.num_blocks_needed = 0
+        """Most blocks that it can own; `add_request` tells."""
         self.blocks_due_at = 0
 
     def __repr__(self) -> str:
@@ -162,18 +172,12 @@ class Request:
         """Prompt and outputs, as a new list: the request itself does not keep its prompt twice."""
         return self.prompt_token_ids + self.output_token_ids
 
-    def last_token_ids(self, count: int) -> list[int]:
-        """The latest `count` known tokens."""
-        num_prompt = count - self.num_output_tokens
-        if num_prompt <= 0:
-            return self.output_token_ids[-count:]
-        return self.prompt_token_ids[-num_prompt:] + self.output_token_ids
-
-    def truncate(self, num_tokens: int) -> None:
-        """Drop all but the first `num_tokens` known tokens; the prompt stays."""
-        self.num_output_tokens = num_tokens - self.num_prompt_tokens
-        self.num_tokens = num_tokens
-        del self.output_token_ids[self.num_output_tokens :]
+    def token_ids_from(self, begin: int) -> list[int]:
+        """Known tokens from position `begin` on."""
+        num_prompt = self.num_prompt_tokens
+        if begin >= num_prompt:
+            return self.output_token_ids[begin - num_prompt :]
+        return self.prompt_token_ids[begin:] + self.output_token_ids
 
     def is_finished(self) -> bool:
         """Whether the request is over."""

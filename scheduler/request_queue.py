@@ -2,8 +2,8 @@
 
 import heapq
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections import OrderedDict
+from collections.abc import Iterator
 
 from .request import Request
 
@@ -29,11 +29,10 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def remove_request(self, request: Request) -> None:
-        """Remove `request`. ValueError when it is not in the queue."""
+        """Remove `request`, in constant time. ValueError when it is not in the queue."""
 
     @abstractmethod
-    def without(self, requests: Collection[Request]) -> "RequestQueue":
-        """A new queue with all but `requests`, in the same order."""
+    def __contains__(self, request: Request) -> bool: ...
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -43,46 +42,66 @@ class RequestQueue(ABC):
         """Requests in the order of their turn."""
 
 
-class FCFSRequestQueue(deque[Request], RequestQueue):
+class FCFSRequestQueue(RequestQueue):
     """First come, first served."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[str, Request] = OrderedDict()
 
     def add_request(self, request: Request) -> None:
         """Queue a request at the end."""
-        self.append(request)
+        self._requests[request.request_id] = request
 
     def prepend_request(self, request: Request) -> None:
         """Queue a request at the head: a preempted one runs again before newcomers."""
-        self.appendleft(request)
+        self._requests[request.request_id] = request
+        self._requests.move_to_end(request.request_id, last=False)
 
     def peek_request(self) -> Request:
         """The request at the head. IndexError when the queue is empty."""
-        return self[0]
+        for request in self._requests.values():
+            return request
+        raise IndexError("the queue is empty")
 
     def pop_request(self) -> Request:
         """Remove and return the request at the head. IndexError when the queue is empty."""
-        return self.popleft()
+        if not self._requests:
+            raise IndexError("the queue is empty")
+        return self._requests.popitem(last=False)[1]
 
     def remove_request(self, request: Request) -> None:
-        """Remove `request` in linear time. ValueError when it is not in the queue."""
-        self.remove(request)
+        """Remove `request`, in constant time. ValueError when it is not in the queue."""
+        if request not in self:
+            raise ValueError(f"{request} is not in the queue")
+        del self._requests[request.request_id]
 
-    def without(self, requests: Collection[Request]) -> "FCFSRequestQueue":
-        """A new queue with all but `requests`, in the same order."""
-        return FCFSRequestQueue(request for request in self if request not in requests)
+    def __contains__(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Requests in the order of their turn."""
+        return iter(self._requests.values())
 
 
 class PriorityRequestQueue(RequestQueue):
     """Smaller priority first, then earlier arrival, then smaller id; no one can jump the queue."""
 
     def __init__(self) -> None:
-        # Ids are unique, so the comparison of two entries never reaches the requests.
-        self._heap: list[tuple[int, float, str, Request]] = []
+        # Removed requests stay in the heap until they come to its top or are too many. The number
+        # tells apart the entries of one request, so a comparison never reaches the requests.
+        self._heap: list[tuple[int, float, str, int, Request]] = []
+        self._entries: dict[str, int] = {}
+        self._last_entry = 0
 
     def add_request(self, request: Request) -> None:
         """Queue a request at the place its priority, arrival and id give it."""
-        heapq.heappush(
-            self._heap, (request.priority, request.arrival_time, request.request_id, request)
-        )
+        self._last_entry = number = self._last_entry + 1
+        entry = (request.priority, request.arrival_time, request.request_id, number, request)
+        heapq.heappush(self._heap, entry)
+        self._entries[request.request_id] = number
 
     def prepend_request(self, request: Request) -> None:
         """Same as `add_request`: having been in its turn gives no precedence, as in vLLM."""
@@ -90,30 +109,40 @@ class PriorityRequestQueue(RequestQueue):
 
     def peek_request(self) -> Request:
         """The request that sorts first. IndexError when the queue is empty."""
-        return self._heap[0][-1]
+        heap, entries = self._heap, self._entries
+        while entries.get(heap[0][-3]) != heap[0][-2]:
+            heapq.heappop(heap)
+        return heap[0][-1]
 
     def pop_request(self) -> Request:
         """Remove and return the request that sorts first. IndexError when the queue is empty."""
-        return heapq.heappop(self._heap)[-1]
+        request = self.peek_request()
+        del self._entries[request.request_id]
+        heapq.heappop(self._heap)
+        return request
 
     def remove_request(self, request: Request) -> None:
-        """Remove `request` in linear time. ValueError when it is not in the queue."""
-        del self._heap[[entry[-1] for entry in self._heap].index(request)]
-        heapq.heapify(self._heap)
+        """Remove `request`, in constant time. ValueError when it is not in the queue."""
+        if request not in self:
+            raise ValueError(f"{request} is not in the queue")
+        del self._entries[request.request_id]
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._heap = self._live_entries()
 
-    def without(self, requests: Collection[Request]) -> "PriorityRequestQueue":
-        """A new queue with all but `requests`, in the same order."""
-        queue = PriorityRequestQueue()
-        queue._heap = [entry for entry in self._heap if entry[-1] not in requests]
-        heapq.heapify(queue._heap)
-        return queue
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._entries
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """Requests in the order of their turn; sorts a copy, the heap stays as it is."""
-        return (entry[-1] for entry in sorted(self._heap))
+        """Requests in the order of their turn."""
+        return (entry[-1] for entry in self._live_entries())
+
+    def _live_entries(self) -> list[tuple[int, float, str, int, Request]]:
+        """Sorted, which is a heap too."""
+        entries = self._entries
+        return sorted(entry for entry in self._heap if entries.get(entry[-3]) == entry[-2])
 
 
 def create_request_queue(policy: str) -> RequestQueue:

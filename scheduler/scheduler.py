@@ -1,119 +1,186 @@
 """vLLM V1's scheduler for one full-attention KV cache group."""
 
+from collections.abc import Iterable
+
 from .admission import Admission
-from .config import SchedulerConfig
+from .config import PauseState, SchedulerConfig
+from .errors import RequestError
 from .integrity import check_integrity
-from .output import SchedulerOutput, StepKind
-from .pause_state import PauseState
+from .kv_cache_manager import KVCacheManager
+from .output import (
+    DraftTokenIds,
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
+from .policy import num_blocks_needed
+from .recovery import settle, take_back
 from .request import Request, RequestStatus
-from .request_pool import InFlight
-from .request_queue import RequestQueue
+from .request_queue import RequestQueue, create_request_queue
+from .results import check_results, drafts_by_request, place_drafts, receive
 from .step import Step
-from .step_update import StepUpdate
+from .stepping import decide
+from .validation import check_kind, check_request
 
 
-class Scheduler(StepUpdate):
+class Scheduler:
     """Decides who computes how many tokens in each step, and in which blocks.
 
-    Every decision equals vLLM 0.24's. `schedule` and `update_from_output` alternate; a step counts
-    as computed when it is scheduled. A call that raises leaves every queue and block as before.
+    Every decision equals vLLM 0.33's. A step counts as computed when it is scheduled;
+    `update_from_output` takes its tokens in, `step_failed` takes it back. Several may be in flight.
+    A call that refuses its arguments changes nothing. One that is interrupted leaves no step, block
+    or request half changed; requests that it preempted wait.
     """
 
     is_async = False
+    """Whether steps are decided before the tokens of those in flight are known."""
+    pads_new_decodes = True
+    """Whether a request with one token to compute is admitted with draft placeholders, so that it
+    fits into a batch of decodes with drafts."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
+        check_kind("config", config, SchedulerConfig)
+        self.config = config
+        self.max_num_running_reqs = config.max_num_seqs
+        self.max_num_active_reqs = config.max_num_active_seqs or config.max_num_seqs
+        self.max_model_len = config.max_model_len
+        self.block_size = config.block_size
+        self.num_spec_tokens = config.num_speculative_tokens
+        self.kv_cache_manager = KVCacheManager(config)
+        self.requests: dict[str, Request] = {}
+        """Live requests in the order in which they were added."""
+        self.waiting: RequestQueue = create_request_queue(config.policy)
+        self.running: list[Request] = []
+        self.finished_req_ids: set[str] = set()
+        """Requests finished since the latest step; the next one reports them."""
+        self.preempted_req_ids: set[str] = set()
+        """Requests preempted since the latest step; the next one reports them."""
         self.admission_stop = Admission.ADMITTED
         """Why the latest step admitted no further request."""
         self.admission_counts = dict.fromkeys(Admission, 0)
         """Waiting requests by reason, summed over the steps."""
-        self._prefill_capacity_bound = False
+        self.steps_in_flight: list[Step] = []
+        """Steps with tokens that were scheduled and have not come back, the oldest first."""
+        self.told_anew: set[str] = set()
+        """Running requests of failed steps: the next step that has them reports all of them."""
+        self.deferred: set[str] = set()
+        """Waiting requests that were passed over, since tokens of theirs are in flight."""
+        self.prefill_capacity_bound = False
+        self.previously_scheduled: set[str] = set()
+        self.num_executed_steps = 0
+        self.last_prefill_step = -config.prefill_schedule_interval
+        self._pause_state = PauseState.UNPAUSED
 
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Decide the next step.
+    # Requests come and go.
 
-        `throttle_prefills` puts prefills off while something decodes, as data-parallel serving asks
-        for, unless the latest admissions ended with requests still waiting.
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be taken, those that only the prefix cache holds included."""
+        return self.kv_cache_manager.num_free_blocks
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. RequestError, nothing queued, when it is malformed or its id lives."""
+        packed_prompt = check_request(request)
+        if request.request_id in self.requests:
+            raise RequestError(request.request_id, "a request of this id is not finished yet")
+        request.max_num_tokens = min(
+            request.num_prompt_tokens + request.max_tokens, self.max_model_len
+        )
+        request.num_blocks_needed = num_blocks_needed(request, self.config, self.is_async)
+        self.kv_cache_manager.hash_prompt(request, packed_prompt)
+        self.waiting.add_request(request)
+        self.requests[request.request_id] = request
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[str]:
+        """End requests from outside, for example because a client went away; None: all of them.
+
+        Their blocks are free at once, even while a step computes them. Returns the ids really
+        finished, in the order given: unknown and finished ones are ignored.
         """
-        with self._transaction:
-            self._record_step()
-            paused_all = self._pause_state is PauseState.PAUSED_ALL
-            step = Step(0 if paused_all else self.config.step_token_budget)
-            step.defer_prefills = throttle_prefills and self._can_defer_prefills()
-            # 1. Running requests, in the order of their admission.
-            self._schedule_running(step)
-            # 2. Waiting requests, unless memory is short already.
-            if step.preempted:
-                step.admission_stop = Admission.PREEMPTION
-            elif self._pause_state is not PauseState.UNPAUSED:
-                step.admission_stop = Admission.PAUSED
-            else:
-                self._schedule_waiting(step)
-            # 3. The output, with the counts from before the step.
-            output = self._make_output(step)
-            # 4. The scheduled tokens count as computed from here on.
-            self._advance(step)
-            self._note_step(step)
-            self._note_in_flight(step, output)
-            return output
+        if not (isinstance(finished_status, RequestStatus) and finished_status.is_finished):
+            raise ValueError(f"finished_status={finished_status!r}: must be a finished status")
+        if request_ids is None:
+            request_ids = self.requests
+        elif isinstance(request_ids, str):
+            request_ids = (request_ids,)
+        check_kind("request_ids", request_ids, Iterable)
+        live = self.requests
+        requests = [live[name] for name in dict.fromkeys(request_ids) if name in live]
+        with settle(self):
+            for request in requests:
+                self.end(request, finished_status)
+            self.forget(requests)
+        return [request.request_id for request in requests]
 
-    def step_failed(self, scheduler_output: SchedulerOutput, error: BaseException) -> None:
-        """Take back the newest step in flight, whose execution failed with `error`.
+    def end(self, request: Request, status: RequestStatus) -> None:
+        """Finish a request and free its blocks; `forget` takes it out of its queue."""
+        request.status = status
+        self.kv_cache_manager.free(request)
+        self.finished_req_ids.add(request.request_id)
 
-        Its requests have computed what they had before, those it admitted wait again, its blocks
-        are free and nobody finds what it should have filled. Requests that it preempted wait. The
-        next step tells the runner again what this one told: finished and preempted ids, and whole
-        block tables, as of resumed requests. ValueError, nothing changed, for another step.
+    def forget(self, ended: list[Request]) -> None:
+        """Take ended requests out of the queues."""
+        if ended:
+            gone = set(ended)
+            self.running = [request for request in self.running if request not in gone]
+            self.deferred -= {request.request_id for request in ended}
+            for request in ended:
+                if request in self.waiting:
+                    self.waiting.remove_request(request)
+                del self.requests[request.request_id]
+
+    def preempt(self, request: Request, *, drop_stale_output: bool) -> None:
+        """Take a request's blocks and queue it again; the caller took it out of `running`."""
+        request.status = RequestStatus.PREEMPTED
+        self.kv_cache_manager.free(request)
+        request.num_computed_tokens = 0
+        request.spec_token_ids = []
+        request.drop_stale_output = drop_stale_output or (
+            request.drop_stale_output and request.num_stale_output_tokens > 0
+        )
+        request.num_stale_output_tokens = request.num_in_flight_tokens
+        request.num_output_placeholders = 0
+        request.num_preemptions += 1
+        self.preempted_req_ids.add(request.request_id)
+        self.waiting.prepend_request(request)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes, for example after a change of weights.
+
+        False, nothing changed, while requests own blocks, unless `reset_running_requests`: then
+        these are preempted, and tokens of theirs that are still in flight will be dropped.
         """
-        if not self._in_flight or self._in_flight[-1].output is not scheduler_output:
-            raise ValueError("scheduler_output: must be the newest step in flight") from error
-        failed = self._in_flight.pop()
-        manager = self.kv_cache_manager
-        if manager.prefix_cache is not None:
-            manager.prefix_cache.forget(failed.newly_cached)
-        for request in reversed(failed.requests):
-            if self.requests.get(request.request_id) is request:
-                self._take_back(request, failed)
-        self.finished_req_ids |= scheduler_output.finished_req_ids
-        self._preempted_before |= scheduler_output.preempted_req_ids
-        self._previously_scheduled = set()
+        check_kind("reset_running_requests", reset_running_requests, bool)
+        with settle(self):
+            if reset_running_requests:
+                # From the end, so that the queue starts with the running order.
+                while self.running:
+                    self.preempt(self.running.pop(), drop_stale_output=True)
+                self.previously_scheduled = set()
+            return self.kv_cache_manager.reset_prefix_cache()
 
-    def _take_back(self, request: Request, failed: InFlight) -> None:
-        output, request_id = failed.output, request.request_id
-        is_new = any(new.req_id == request_id for new in output.scheduled_new_reqs)
-        is_admitted = is_new or request_id in failed.resumed
-        if request.status is RequestStatus.RUNNING:
-            request.num_computed_tokens -= output.num_scheduled_tokens[request_id]
-            request.num_output_placeholders -= failed.num_placeholders.get(request_id, 0)
-            if is_admitted:
-                self.kv_cache_manager.free(request)
-                request.num_computed_tokens = 0
-                request.spec_token_ids = []
-                request.status = RequestStatus.PREEMPTED
-                self.running.remove(request)
-                self.waiting.prepend_request(request)
-            else:
-                self._told_anew.add(request_id)
-                self.kv_cache_manager.truncate(
-                    request, len(request.block_ids) - _num_new_blocks(output, request_id)
-                )
-                known = request.num_tokens + request.num_output_placeholders
-                request.is_prefill_chunk = request.num_computed_tokens < known - 1
-        if is_new:
-            request.status = RequestStatus.WAITING
+    # Pause and counts.
 
-    def _note_in_flight(self, step: Step, output: SchedulerOutput) -> None:
-        requests = step.running + step.admitted
-        placeholders = {
-            request.request_id: 1 + len(step.spec_token_ids.get(request.request_id, ()))
-            for request in requests
-            if self.is_async and not request.is_prefill_chunk
-        }
-        manager = self.kv_cache_manager
-        cached, manager.newly_cached = manager.newly_cached, []
-        self._preempted_before, self._told_anew = set(), set()
-        newest = InFlight(output, requests, step.resumed_req_ids.copy(), cached, placeholders)
-        self._in_flight = [*self._in_flight, newest]
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """Stop admitting or scheduling, or go on."""
+        self._pause_state = PauseState(pause_state)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """Running and waiting requests."""
+        return len(self.running), len(self.waiting)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that the pause state lets go on."""
+        if self._pause_state is PauseState.PAUSED_ALL:
+            return 0
+        num_running, num_waiting = self.get_request_counts()
+        return num_running + num_waiting * (self._pause_state is PauseState.UNPAUSED)
+
+    def has_requests(self) -> bool:
+        """Whether another step is due: for unfinished requests or to report finished ones."""
+        return bool(self.finished_req_ids or self.get_num_unfinished_requests())
 
     def waiting_reasons(self) -> dict[str, Admission]:
         """For each waiting request, in queue order, why the latest step did not admit it."""
@@ -128,259 +195,126 @@ class Scheduler(StepUpdate):
         """Raise IntegrityError naming a broken invariant of queues, requests, blocks or cache."""
         check_integrity(self)
 
-    def _schedule_running(self, step: Step) -> None:
-        running, budget, defer_prefills = self.running, step.token_budget, step.defer_prefills
-        threshold = self.config.long_prefill_token_threshold
-        # One position of the model stays for the token that will be sampled.
-        last_position = self.max_model_len - 1
-        scheduled, num_scheduled_tokens = step.running, step.num_scheduled_tokens
-        index = 0
-        while budget > 0 and index < len(running):
-            request = running[index]
-            index += 1
-            num_computed = request.num_computed_tokens
-            num_placeholders = request.num_output_placeholders
-            if (
-                num_placeholders
-                and num_computed + 2 - num_placeholders
-                >= request.num_prompt_tokens + request.max_tokens
-            ):
-                continue  # the step in flight is certain to finish it
-            if defer_prefills and request.is_prefill_chunk:
-                continue
-            num_new = (
-                request.num_tokens + len(request.spec_token_ids) + num_placeholders - num_computed
-            )
-            if 0 < threshold < num_new:
-                num_new = threshold
-            # Comparisons: a call of min() would be the slowest part of the loop.
-            if num_new > budget:
-                num_new = budget
-            if num_new > last_position - num_computed:
-                num_new = last_position - num_computed
-            if num_new <= 0:
-                continue
-            if num_computed + num_new >= request.blocks_due_at:
-                step.token_budget = budget
-                num_unscheduled = self._allocate_or_preempt(step, request, num_computed + num_new)
-                if num_unscheduled is None:
-                    return
-                index -= num_unscheduled
-                budget = step.token_budget
-            scheduled.append(request)
-            num_scheduled_tokens[request.request_id] = num_new
-            budget -= num_new
-            if request.spec_token_ids:
-                self._schedule_drafts(step, request, num_new)
-        step.token_budget = budget
+    # The step.
 
-    def _allocate_or_preempt(self, step: Step, request: Request, num_tokens: int) -> int | None:
-        """Give a running request its blocks, preempting others until they fit.
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Decide the next step.
 
-        Returns how many requests lost the tokens that this step had given them; None when the
-        request itself had to go, which ends the running part of the step.
+        `throttle_prefills` puts prefills off while something decodes, as data-parallel serving asks
+        for, unless the latest admissions ended with requests still waiting.
         """
-        num_unscheduled = 0
-        while True:
-            new_blocks = self.kv_cache_manager.allocate_slots(request, num_tokens)
-            if new_blocks is not None:
-                if new_blocks:
-                    step.new_block_ids[request.request_id] = new_blocks
-                return num_unscheduled
-            victim = self._pop_victim()
-            num_unscheduled += step.unschedule(victim)
-            self._preempt(victim)
-            step.preempted.append(victim)
-            if victim is request:
-                return None
-
-    def _pop_victim(self) -> Request:
-        if self.policy == "priority":
-            # The first of the least important ones: the least important came last.
-            victim = max(self.running, key=lambda request: (request.priority, request.arrival_time))
-            self.running.remove(victim)
-            return victim
-        return self.running.pop()
-
-    def _schedule_drafts(self, step: Step, request: Request, num_new: int) -> None:
-        """Note the drafts among the scheduled tokens; drafts serve for one step only."""
-        num_drafts = (
-            num_new
-            + request.num_computed_tokens
-            - request.num_tokens
-            - request.num_output_placeholders
-        )
-        if num_drafts > 0:
-            step.spec_token_ids[request.request_id] = request.spec_token_ids[:num_drafts]
-        self._transaction.record((setattr, request, "spec_token_ids", request.spec_token_ids))
-        request.spec_token_ids = []
-
-    def _schedule_waiting(self, step: Step) -> None:
-        """Admit waiting requests in their order until one of them must wait."""
-        queue = self.waiting
-        stop = Admission.ADMITTED
-        while queue and stop is Admission.ADMITTED:
-            stop = self._admit(step, queue)
-        step.admission_stop = stop
-        if not step.defer_prefills:
-            self._prefill_capacity_bound = bool(queue)
-
-    def _admit(self, step: Step, queue: RequestQueue) -> Admission:
-        """Start the request whose turn it is, or say why it must wait."""
-        if step.token_budget == 0:
-            return Admission.TOKEN_BUDGET
-        if len(self.running) >= self.max_num_running_reqs:
-            return Admission.MAX_NUM_SEQS
-        if step.defer_prefills:
-            return Admission.THROTTLED
-        request = queue.peek_request()
-        hit_blocks = self.kv_cache_manager.get_computed_blocks(request)
-        # All known tokens, not the prompt alone: a resumed request computes its outputs again.
-        num_new = request.num_tokens - len(hit_blocks) * self.block_size
-        threshold = self.config.long_prefill_token_threshold
-        if 0 < threshold < num_new:
-            num_new = threshold
-        if num_new > step.token_budget:
-            if not self.config.enable_chunked_prefill:
-                return Admission.TOKEN_BUDGET
-            num_new = step.token_budget
-        if not self.kv_cache_manager.admit(
-            request,
-            num_new,
-            hit_blocks,
-            full_sequence_must_fit=self.config.scheduler_reserve_full_isl,
-            keep_watermark=bool(self.running),
-        ):
-            return Admission.KV_BLOCKS
-        self._start(step, queue, len(hit_blocks) * self.block_size)
-        step.num_scheduled_tokens[request.request_id] = num_new
-        step.token_budget -= num_new
-        return Admission.ADMITTED
-
-    def _start(self, step: Step, queue: RequestQueue, num_hit_tokens: int) -> None:
-        """Move the request whose turn it is to the running ones."""
-        request = queue.peek_request()
-        self._record_request(request)
-        self._transaction.record((_put_back, queue, request))
-        queue.pop_request()
-        self.running.append(request)
-        step.admitted.append(request)
-        step.new_block_ids[request.request_id] = request.block_ids.copy()
-        if request.status is RequestStatus.PREEMPTED:
-            step.resumed_req_ids.add(request.request_id)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_hit_tokens
-
-    def _make_output(self, step: Step) -> SchedulerOutput:
-        num_common_prefix_blocks = (
-            self.kv_cache_manager.get_num_common_prefix_blocks(self.running[0])
-            if self.running
-            else 0
-        )
-        output = step.make_output(
-            self._previously_scheduled,
-            num_common_prefix_blocks,
-            self.finished_req_ids,
-            self.num_spec_tokens,
-        )
-        output.step_kind = self._step_kind(step)
-        output.preempted_req_ids |= self._preempted_before
-        cached = output.scheduled_cached_reqs
-        for place, request_id in enumerate(cached.req_ids):
-            if request_id in self._told_anew:
-                cached.resumed_req_ids.add(request_id)
-                cached.new_block_ids[place] = (self.requests[request_id].block_ids.copy(),)
+        config, paused_all = self.config, self._pause_state is PauseState.PAUSED_ALL
+        budget = 0 if paused_all else config.step_token_budget
+        step = Step(budget, config.max_num_batched_tokens, config.max_num_new_slots_for_drafting)
+        running = self.running.copy()
+        self.kv_cache_manager.newly_cached = step.newly_cached
+        try:
+            output = decide(self, step, throttle_prefills)
+            self._note(step)
+        except BaseException:
+            take_back(self, step, running)
+            raise
         return output
 
-    def _step_kind(self, step: Step) -> StepKind:
-        prefills = [
-            request.num_computed_tokens < request.num_tokens - (request.num_output_tokens > 0)
-            for request in step.running + step.admitted
-        ]
-        if not prefills:
-            return "empty"
-        if all(prefills):
-            return "prefill"
-        return "mixed" if any(prefills) else "decode"
+    def step_failed(self, scheduler_output: SchedulerOutput, error: BaseException) -> None:
+        """Take back the newest step in flight, whose execution failed with `error`.
 
-    def _advance(self, step: Step) -> None:
-        """Count the scheduled tokens as computed."""
-        requests = step.running + step.admitted if step.admitted else step.running
-        advanced: list[tuple[Request, int, bool]] = []
-        self._transaction.record((_undo_advance, advanced))
-        for request, num_new in zip(requests, step.num_scheduled_tokens.values(), strict=True):
-            num_computed = request.num_computed_tokens
-            advanced.append((request, num_computed, request.is_prefill_chunk))
-            request.num_computed_tokens = num_computed = num_computed + num_new
-            request.is_prefill_chunk = (
-                num_computed < request.num_tokens + request.num_output_placeholders
-            )
+        Its requests have computed what they had before, those it admitted wait again, its blocks
+        are free and nobody finds what it should have filled. Requests that it preempted wait: their
+        blocks may be overwritten. The next step tells the runner again what this one told: finished
+        and preempted ids, and whole block tables, as of resumed requests. ValueError, nothing
+        changed, for another step.
+        """
+        check_kind("scheduler_output", scheduler_output, SchedulerOutput)
+        if scheduler_output.num_scheduled_tokens:
+            newest = self.steps_in_flight[-1:]
+            if not newest or newest[0].output is not scheduler_output:
+                raise ValueError("scheduler_output: must be the newest step in flight") from error
+            take_back(self, newest[0], self.running)
+        self.finished_req_ids |= scheduler_output.finished_req_ids
+        self.preempted_req_ids |= scheduler_output.preempted_req_ids
 
-    def _record_step(self) -> None:
-        manager = self.kv_cache_manager
-        self._transaction.record((setattr, manager, "newly_cached", manager.newly_cached))
-        for name in ("_in_flight", "_preempted_before", "_told_anew"):
-            self._transaction.record((setattr, self, name, getattr(self, name)))
-        manager.newly_cached = []
-        self._transaction.record(
-            (
-                self._restore_step,
-                self.running,
-                self.running.copy(),
-                self.finished_req_ids,
-                self._previously_scheduled,
-                self._prefill_capacity_bound,
-                self.admission_stop,
-                self.admission_counts.copy(),
-            )
-        )
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
+        """Append the tokens of a step, end the requests that they complete, and report both.
 
-    def _restore_step(
-        self,
-        running: list[Request],
-        requests: list[Request],
-        finished_req_ids: set[str],
-        previously_scheduled: set[str],
-        prefill_capacity_bound: bool,
-        admission_stop: Admission,
-        admission_counts: dict[Admission, int],
+        Requests that ended meanwhile are passed over, also when their id lives again. ValueError,
+        nothing changed, for a step that is not the oldest in flight, and when the output lacks a
+        token of a request that had to sample, has one of another, more than the step can give, or
+        something else than tokens.
+        """
+        check_kind("scheduler_output", scheduler_output, SchedulerOutput)
+        check_kind("model_runner_output", model_runner_output, ModelRunnerOutput)
+        in_flight = self.steps_in_flight
+        if not scheduler_output.num_scheduled_tokens:
+            check_results(Step(0, 0, 0), model_runner_output, self.requests)
+            return []
+        if not in_flight or in_flight[0].output is not scheduler_output:
+            raise ValueError("scheduler_output: must be the oldest step in flight")
+        sampled = check_results(in_flight[0], model_runner_output, self.requests)
+        return receive(self, in_flight[0], sampled)
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Set the drafts that the next step may schedule; a prompt in chunks takes none.
+
+        ValueError, nothing changed, for lists of different lengths.
+        """
+        for request_id, tokens in drafts_by_request(draft_token_ids):
+            request = self.requests.get(request_id)
+            if request is not None:
+                request.spec_token_ids = [] if request.is_prefill_chunk else tokens
+
+    def update_draft_token_ids_in_output(
+        self, draft_token_ids: DraftTokenIds, scheduler_output: SchedulerOutput
     ) -> None:
-        self._restore_running(running, requests)
-        self.finished_req_ids = finished_req_ids
-        self._previously_scheduled = previously_scheduled
-        self._prefill_capacity_bound = prefill_capacity_bound
-        self.admission_stop = admission_stop
-        self.admission_counts = admission_counts
+        """Put drafts in the place of the -1 with which an asynchronous step was scheduled.
 
-    def _note_step(self, step: Step) -> None:
-        """Keep what the next step must know of this one."""
-        self._previously_scheduled = set(step.num_scheduled_tokens)
-        self.finished_req_ids = set()
+        A request gets as many as the step has for it; missing ones stay -1 and are counted in
+        `num_invalid_spec_tokens`. ValueError, nothing changed, for lists of different lengths.
+        """
+        check_kind("scheduler_output", scheduler_output, SchedulerOutput)
+        place_drafts(drafts_by_request(draft_token_ids), scheduler_output, self.requests)
+
+    # What a layer that hides requests answers for them.
+
+    def all_running(self) -> Iterable[Request]:
+        """Running requests, those included that this step may not schedule."""
+        return self.running
+
+    def drafts_after(self, request: Request, num_drafts: int) -> list[int]:
+        """Placeholders for the drafts of an asynchronous request's next step."""
+        return [-1] * num_drafts
+
+    def defers_prefills(self, throttle_prefills: bool) -> bool:
+        """Whether prefills are put off while something decodes."""
+        if self.prefill_capacity_bound:
+            return False
+        interval = self.config.prefill_schedule_interval
+        steps_since = self.num_executed_steps + 1 - self.last_prefill_step
+        return throttle_prefills or (interval > 1 and steps_since < interval)
+
+    def _note(self, step: Step) -> None:
+        """Keep what the next step must know of this one. Nothing here can fail."""
+        self.previously_scheduled = set(step.num_scheduled_tokens)
+        if self.told_anew:
+            self.told_anew = self.told_anew - self.previously_scheduled
+        self.finished_req_ids, self.preempted_req_ids = set(), set()
         self.admission_stop = step.admission_stop
         if num_waiting := len(self.waiting):
             self.admission_counts[step.admission_stop] += 1
             self.admission_counts[Admission.BEHIND] += num_waiting - 1
-
-    def _can_defer_prefills(self) -> bool:
-        return not self._prefill_capacity_bound and any(
-            not request.is_prefill_chunk for request in self.running
-        )
+        if step.num_scheduled_tokens:
+            self.num_executed_steps += 1
+            self.steps_in_flight.append(step)
 
 
-def _undo_advance(advanced: list[tuple[Request, int, bool]]) -> None:
-    for request, num_computed_tokens, is_prefill_chunk in advanced:
-        request.num_computed_tokens = num_computed_tokens
-        request.is_prefill_chunk = is_prefill_chunk
+class AsyncScheduler(Scheduler):
+    """Scheduler with steps in flight while the next is decided.
 
+    A scheduled request that will sample gets an output placeholder for the token (and one for each
+    draft), so that the next step can go on from it; the token takes the placeholder's place when it
+    arrives.
+    """
 
-def _num_new_blocks(output: SchedulerOutput, request_id: str) -> int:
-    cached = output.scheduled_cached_reqs
-    if request_id in cached.resumed_req_ids:
-        return 0  # its whole table
-    blocks = cached.new_block_ids[cached.req_ids.index(request_id)]
-    return 0 if blocks is None else len(blocks[0])
-
-
-def _put_back(queue: RequestQueue, request: Request) -> None:
-    if request not in queue:
-        queue.prepend_request(request)
+    is_async = True

@@ -1,12 +1,12 @@
 """One scheduling step while it is being decided, and the output made of it."""
 
 from .admission import Admission
-from .output import CachedRequestData, NewRequestData, SchedulerOutput
+from .output import CachedRequestData, NewRequestData, SchedulerOutput, StepKind
 from .request import Request
 
 
 class Step:
-    """Decisions of one step, in the order in which they are made.
+    """Decisions of one step, in the order in which they are made; kept until it comes back.
 
     `new_block_ids` has an entry for each request that got blocks; it is the whole block table for
     requests that are new or resumed.
@@ -15,49 +15,93 @@ class Step:
     __slots__ = (
         "admission_stop",
         "admitted",
+        "chunks_before",
         "defer_prefills",
+        "draft_slots",
+        "has_prefill",
+        "input_budget",
+        "needs_drafts",
         "new_block_ids",
+        "newly_cached",
         "num_scheduled_tokens",
+        "output",
+        "passed_over",
         "preempted",
         "resumed_req_ids",
         "running",
         "spec_token_ids",
+        "threshold",
         "token_budget",
+        "unsampled",
     )
 
-    def __init__(self, token_budget: int) -> None:
+    def __init__(self, token_budget: int, input_budget: int, draft_slots: int) -> None:
         self.token_budget = token_budget
+        self.input_budget = input_budget
+        """Tokens that the runner's buffers hold, `draft_slots` per request for its drafts."""
+        self.draft_slots = draft_slots
+        self.threshold = 0
         self.defer_prefills = False
+        self.chunks_before: set[str] = set()
+        """Running requests that go on in the middle of their prefill."""
+        self.has_prefill = False
+        """Whether such a request goes on, or one with more than one token to compute starts."""
+        self.needs_drafts = False
         self.admission_stop = Admission.ADMITTED
         self.running: list[Request] = []
         self.admitted: list[Request] = []
         self.resumed_req_ids: set[str] = set()
         self.preempted: list[Request] = []
+        self.passed_over: list[Request] = []
+        """Waiting requests that must wait for their tokens in flight, while others go on."""
         self.num_scheduled_tokens: dict[str, int] = {}
         self.new_block_ids: dict[str, list[int]] = {}
         self.spec_token_ids: dict[str, list[int]] = {}
+        self.newly_cached: list[tuple[int, bytes]] = []
+        """Blocks that others find since this step, with their digests."""
+        self.unsampled: set[str] = set()
+        """Scheduled requests that end the step in the middle of their prefill."""
+        self.output: SchedulerOutput | None = None
+        """None until all is decided."""
 
-    def unschedule(self, request: Request) -> bool:
-        """Take back the tokens of a running request that is preempted; False if it has none."""
+    @property
+    def room(self) -> int:
+        """Tokens that one more request may take."""
+        return min(self.token_budget, self.input_budget - self.draft_slots)
+
+    @property
+    def requests(self) -> list[Request]:
+        """All scheduled requests in the order of `num_scheduled_tokens`."""
+        return self.running + self.admitted if self.admitted else self.running
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        """Schedule tokens of a request."""
+        self.num_scheduled_tokens[request.request_id] = num_tokens
+        self.token_budget -= num_tokens
+        self.input_budget -= num_tokens + self.draft_slots
+
+    def unschedule(self, request: Request) -> None:
+        """Take back the tokens of a running request that is preempted, if it has any."""
         request_id = request.request_id
-        if request_id not in self.num_scheduled_tokens:
-            return False
-        self.running.remove(request)
-        self.token_budget += self.num_scheduled_tokens.pop(request_id)
-        self.new_block_ids.pop(request_id, None)
-        self.spec_token_ids.pop(request_id, None)
-        return True
+        if request_id in self.num_scheduled_tokens:
+            self.running.remove(request)
+            num_tokens = self.num_scheduled_tokens.pop(request_id)
+            self.token_budget += num_tokens
+            self.input_budget += num_tokens + self.draft_slots
+            self.new_block_ids.pop(request_id, None)
+            self.spec_token_ids.pop(request_id, None)
 
     def make_output(
         self,
         previously_scheduled: set[str],
-        num_common_prefix_blocks: int,
+        told_anew: set[str],
         finished_req_ids: set[str],
-        num_speculative_tokens: int,
+        preempted_req_ids: set[str],
     ) -> SchedulerOutput:
         """The output of the step, before its tokens count as computed.
 
-        Tokens of cached requests that are not in `previously_scheduled` are sent again.
+        Tokens of cached requests that are not in `previously_scheduled` are sent again. Those in
+        `told_anew` are reported as resumed: what an earlier step told of them may be lost.
         """
         new, cached = self._new_and_cached()
         # One loop, and the fields by position: an output is made in every step.
@@ -73,25 +117,44 @@ class Step:
                 for request in cached
                 if request.request_id not in previously_scheduled
             }
+        resumed_req_ids, new_block_ids = self.resumed_req_ids, self.new_block_ids
+        if told_anew:
+            anew = {r.request_id: r.block_ids.copy() for r in cached if r.request_id in told_anew}
+            resumed_req_ids, new_block_ids = resumed_req_ids | anew.keys(), new_block_ids | anew
         return SchedulerOutput(
             new,
             CachedRequestData(
                 req_ids,
-                self.resumed_req_ids,
+                resumed_req_ids,
                 [],
                 all_token_ids,
-                self._new_block_ids(req_ids),
+                [(new_block_ids[name],) if name in new_block_ids else None for name in req_ids]
+                if new_block_ids
+                else [None] * len(req_ids),
                 num_computed_tokens,
                 num_output_tokens,
             ),
             self.num_scheduled_tokens,
             sum(self.num_scheduled_tokens.values()),
             self.spec_token_ids,
-            [num_common_prefix_blocks],
+            [],
             finished_req_ids,
-            {request.request_id for request in self.preempted} if self.preempted else set(),
-            num_speculative_tokens,
+            preempted_req_ids,
+            step_kind=self._kind(),
         )
+
+    def _kind(self) -> StepKind:
+        if not self.num_scheduled_tokens:
+            return "empty"
+        if not self.admitted and not self.chunks_before:
+            return "decode"
+        prefills = sum(
+            request.num_computed_tokens < request.num_tokens - (request.num_output_tokens > 0)
+            for request in self.requests
+        )
+        if not prefills:
+            return "decode"
+        return "prefill" if prefills == len(self.num_scheduled_tokens) else "mixed"
 
     def _new_and_cached(self) -> tuple[list[NewRequestData], list[Request]]:
         if not self.admitted:
@@ -101,19 +164,12 @@ class Step:
             if request.request_id in self.resumed_req_ids:
                 resumed.append(request)
             else:
-                block_ids = self.new_block_ids[request.request_id]
                 new.append(
                     NewRequestData(
                         request.request_id,
                         request.prompt_token_ids,
-                        (block_ids,),
+                        (self.new_block_ids[request.request_id],),
                         request.num_computed_tokens,
                     )
                 )
         return new, self.running + resumed
-
-    def _new_block_ids(self, req_ids: list[str]) -> list[tuple[list[int], ...] | None]:
-        if not self.new_block_ids:
-            return [None] * len(req_ids)
-        block_ids = map(self.new_block_ids.get, req_ids)
-        return [None if blocks is None else (blocks,) for blocks in block_ids]

@@ -4,13 +4,7 @@ from .request import Request, RequestStatus
 
 
 def stop_status(request: Request) -> RequestStatus | None:
-    """Status that the request's latest output token ends it with, None when it goes on.
-
-    `min_tokens` comes first, as in vLLM 0.24: before that many outputs not even the model's length
-    ends a request.
-    """
-    if request.num_output_tokens < request.min_tokens:
-        return None
+    """Status that the request's latest output token ends it with, None when it goes on."""
     if request.output_token_ids[-1] in request.end_token_ids:
         return RequestStatus.FINISHED_STOPPED
     if request.num_tokens >= request.max_num_tokens:

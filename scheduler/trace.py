@@ -1,8 +1,9 @@
 """Traces: JSON events that drive a scheduler, with what was observed after each.
 
-A trace is one object per line of a .jsonl.gz file: `kind` (base, async, neuron, neuron_async),
-`config` (keywords of SchedulerConfig), optionally `policy` (fields of NeuronPolicy; absent: the
-documented one) and `events`:
+A trace is one object per line of a .jsonl.gz file: `vllm` (the release that it was recorded on, or
+nothing), `kind` (base, async, neuron, neuron_async), `config` (keywords of SchedulerConfig) and
+`events`. The policy of a Neuron kind is `policy` (fields of NeuronPolicy), or the shipped one when
+`source` names a shipped scheduler, or the documented one. Events:
 
 * `["add", request]`, with "RequestError" as third element if it was refused
 * `["abort", ids, finished ids]`, `["reset", running 0|1, result, queues]`, `["pause", state]`
@@ -14,20 +15,26 @@ documented one) and `events`:
 import gzip
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .async_scheduler import AsyncScheduler
-from .config import SchedulerConfig
+from .config import PauseState, SchedulerConfig
 from .errors import RequestError
 from .neuron_scheduler import NeuronAsyncScheduler, NeuronScheduler
 from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from .pause_state import PauseState
 from .policy import NeuronPolicy
 from .request import Request, RequestStatus
-from .scheduler import Scheduler
+from .scheduler import AsyncScheduler, Scheduler
 
 Event = list[Any]
+
+_CONFIG_NAMES = {
+    "dynamic_sd": "num_speculative_tokens_per_batch_size",
+    "draft_slots": "max_num_new_slots_for_drafting",
+}
+_DRIVER_OPTIONS = {"depth"}
+"""Steps in flight; the events say it themselves."""
 
 EOS_OF_TRACES = 2
 """End-of-sequence token of a request whose event names none."""
@@ -65,7 +72,12 @@ def make_scheduler(
     kind: str, config: Mapping[str, Any], policy: Mapping[str, Any] | None = None
 ) -> Scheduler:
     """The scheduler of a trace's kind and config. ValueError for an unknown kind."""
-    scheduler_config = SchedulerConfig(**{**CONFIG_DEFAULTS, **config})
+    given = {
+        _CONFIG_NAMES.get(name, name): value
+        for name, value in config.items()
+        if name not in _DRIVER_OPTIONS
+    }
+    scheduler_config = SchedulerConfig(**{**CONFIG_DEFAULTS, **given})
     neuron_policy = NeuronPolicy.documented() if policy is None else NeuronPolicy(**policy)
     match kind:
         case "base":
@@ -93,6 +105,14 @@ def make_request(given: Mapping[str, Any]) -> Request:
         cache_salt=given.get("salt"),
         skip_reading_prefix_cache=given.get("skip_read", False),
     )
+
+
+def policy_of(trace: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The policy that a trace was recorded with; None is the documented one."""
+    if "source" in trace:
+        return asdict(NeuronPolicy.shipped())
+    policy: Mapping[str, Any] | None = trace.get("policy")
+    return policy
 
 
 class TraceDriver:
@@ -127,7 +147,8 @@ class TraceDriver:
                 self.scheduler.update_draft_token_ids(DraftTokenIds(list(ids), list(tokens)))
                 return [name, given[0]]
             case "schedule":
-                return [name, given[0], self._schedule(given[0])]
+                throttle = len(given) > 1 and bool(given[1].get("throttle"))
+                return [name, given[0], self._schedule(given[0], throttle)]
             case "update":
                 return [name, given[0], given[1], self._update(given[0], given[1])]
         raise ValueError(f"event={name!r}: no such event")
@@ -148,14 +169,18 @@ class TraceDriver:
             result = type(error).__name__
         return [running, result, self._queues()]
 
-    def _schedule(self, step: int) -> dict[str, Any]:
+    def _schedule(self, step: int, throttle: bool) -> dict[str, Any]:
         try:
-            output = self.scheduler.schedule()
+            output = self.scheduler.schedule(throttle)
         except (RuntimeError, ValueError) as error:
             # The documented Neuron policy: a mixed batch, or more tokens than any bucket.
             return {"error": type(error).__name__}
         self._in_flight[step] = output
         seen = observe_output(output) | self._queues()
+        if throttle:
+            seen["throttle"] = 1
+        if self.scheduler.config.can_skip_drafts:
+            seen["skip_drafts"] = int(output.skip_drafts)
         if isinstance(self.scheduler, NeuronScheduler):
             seen["state"] = self.scheduler.state.value
             seen["padtot"] = self.scheduler.total_padding_tokens
@@ -179,6 +204,10 @@ class TraceDriver:
             del self._unreported[request_id]
         if finished:
             seen["finished"] = [_observe_end(request) for request in finished.values()]
+        stale = [_observe_flight(request) for request in self.scheduler.requests.values()]
+        stale = [entry for entry in stale if entry[1] or entry[2]]
+        if stale:
+            seen["stale"] = stale
         return seen | self._queues()
 
     def _queues(self) -> dict[str, Any]:
@@ -218,8 +247,8 @@ def observe_output(output: SchedulerOutput) -> dict[str, Any]:
         "total": output.total_num_scheduled_tokens,
         "fin": sorted(output.finished_req_ids),
         "pre": sorted(output.preempted_req_ids),
-        "common": output.num_common_prefix_blocks[0],
         "alltok": sorted(cached.all_token_ids),
+        "k": output.num_spec_tokens_to_schedule,
     }
     if output.scheduled_spec_decode_tokens:
         seen["spec"] = [list(item) for item in output.scheduled_spec_decode_tokens.items()]
@@ -245,6 +274,15 @@ def _observe_request(request: Request) -> list[Any]:
         request.num_output_tokens,
         request.num_output_placeholders,
         request.num_preemptions,
+    ]
+
+
+def _observe_flight(request: Request) -> list[Any]:
+    return [
+        request.request_id,
+        request.num_in_flight_tokens,
+        request.num_stale_output_tokens,
+        int(request.drop_stale_output),
     ]
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..reference.paging import cdiv, check_buckets, default_buckets
 from .admission import Admission
+from .config import PauseState
 from .neuron import NeuronRules
 from .output import SchedulerOutput
-from .pause_state import PauseState
 from .policy import (
     NeuronPolicy,
     draft_tokens_in_flight,
@@ -26,7 +26,6 @@ from .policy import (
     unschedulable_reason,
 )
 from .request import Request
-from .transaction import Transaction
 
 try:
     from vllm.logger import init_logger
@@ -75,7 +74,6 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         largest_chunk = min(self.scheduler_config.max_num_batched_tokens, self.max_model_len)
         self.decode_buckets = _buckets(options, "num_seqs_buckets", self.max_num_running_reqs, 1)
         self.admission_counts = dict.fromkeys(Admission, 0)
-        self._transaction = Transaction()
         self._refused: list[tuple[Request, str]] = []
         self._has_streams = False
         self._min_tokens_can_hang = _min_tokens_outlasts_length()
@@ -122,7 +120,7 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         """
         self._has_streams |= request.resumable  # type: ignore[attr-defined]  # vLLM's request
         reason = None
-        if self.neuron_policy.refuse_unschedulable and request.request_id not in self.requests:
+        if not self.neuron_policy.is_literal and request.request_id not in self.requests:
             reason = self._unschedulable_reason(request)
         if reason is None:
             super().add_request(request)
@@ -168,7 +166,7 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """See NeuronRules.schedule; `throttle_prefills` comes from data-parallel serving."""
         output = super().schedule(throttle_prefills)
-        if self.neuron_policy.usable_blocks_only and not self._decode_turn:
+        if not self.neuron_policy.is_literal and not self._decode_turn:
             # The base saw next to no waiting request when it set this.
             self.prefill_capacity_bound = bool(self.waiting)
         return output
@@ -270,12 +268,11 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
     def _base_stop(self) -> Admission:
         return Admission.NOT_SCHEDULED
 
-    def _note_refusals(
-        self, refusals: dict[str, Admission], num_held: int, not_scheduled: list[str]
-    ) -> None:
-        super()._note_refusals(refusals, num_held, not_scheduled)
+    def _note_refusals(self, refusals: dict[str, Admission]) -> None:
+        super()._note_refusals(refusals)
         # vLLM's schedulers do not count what they leave.
-        self.admission_counts[Admission.NOT_SCHEDULED] += len(not_scheduled)
+        num_shown = sum(len(getattr(self, name)) for name in self.holdback_queues)
+        self.admission_counts[Admission.NOT_SCHEDULED] += num_shown
 
 
 class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):  # type: ignore[misc]  # untyped

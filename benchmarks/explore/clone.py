@@ -44,6 +44,10 @@ class Cloner:
         if isinstance(value, Enum):
             self._atoms.add(kind)
             return value
+        if isinstance(value, dict):
+            copied = memo[id(value)] = value.copy()
+            self._copy_values(copied, memo)
+            return copied
         if isinstance(value, (list, deque)):
             copied = memo[id(value)] = kind()
             copied.extend(self._copy(item, memo) for item in value)

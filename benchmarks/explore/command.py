@@ -23,7 +23,7 @@ POLICIES = {
     "default": tuple(
         NeuronPolicy(max_consecutive_prefills=limit, kv_admission=admission)
         for limit in (None, 1)
-        for admission in ("worst_case", "reserved")
+        for admission in ("shared", "worst_case", "reserved")
     ),
     "documented": (NeuronPolicy.documented(),),
 }

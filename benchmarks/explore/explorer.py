@@ -166,7 +166,6 @@ def key_of(world: World, now: Situation) -> tuple[Any, ...]:
     scheduler = now.scheduler
     requests = scheduler.requests
     index = {name: place for place, name in enumerate(requests)}
-    limit = world.policy.max_consecutive_prefills
     return (
         now.arrived,
         tuple(
@@ -177,6 +176,8 @@ def key_of(world: World, now: Situation) -> tuple[Any, ...]:
                 r.num_computed_tokens,
                 r.num_output_placeholders,
                 r.is_prefill_chunk,
+                r.num_in_flight_tokens,
+                r.num_stale_output_tokens,
                 len(r.block_ids),
             )
             for name, r in requests.items()
@@ -188,8 +189,7 @@ def key_of(world: World, now: Situation) -> tuple[Any, ...]:
             tuple((index[name], flag) for name, flag in samples.items() if name in index)
             for _, samples in now.in_flight
         ),
-        0 if limit is None else min(limit, scheduler._num_consecutive_prefills),
-        scheduler._prefill_was_stuck,
+        scheduler.turns.key(),
         _blocks_key(world, scheduler),
     )
 
@@ -199,17 +199,17 @@ def _blocks_key(world: World, scheduler: NeuronScheduler) -> tuple[Any, ...]:
 
     Without prefix caching no block differs from another, so their numbers say it all.
     """
-    cache = scheduler.kv_cache_manager.prefix_cache
-    if cache is None:
+    manager = scheduler.kv_cache_manager
+    if not manager.enable_caching:
         return (scheduler.num_free_blocks,)
     tables = [request.block_ids for request in scheduler.requests.values()]
-    free = list(scheduler.kv_cache_manager.block_pool.free_list())
+    free = list(scheduler.kv_cache_manager.block_pool.free)
     names: dict[int, int] = {}
     for block in [*free, *(block for table in tables for block in table)]:
         names.setdefault(block, len(names))
     content = sorted(
         (digest, tuple(names[block] for block in blocks))
-        for digest, blocks in cache.blocks_by_digest().items()
+        for digest, blocks in manager.block_pool.blocks_by_digest().items()
     )
     cached = tuple(request.num_cached_blocks for request in scheduler.requests.values())
     return (

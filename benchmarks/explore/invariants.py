@@ -82,7 +82,7 @@ def broken_step_rules(
 
 def broken_block_rules(scheduler: NeuronScheduler, config: SchedulerConfig) -> Iterator[str]:
     """Blocks that leaked or have the wrong owners, now."""
-    free = list(scheduler.kv_cache_manager.block_pool.free_list())
+    free = list(scheduler.kv_cache_manager.block_pool.free)
     tables = {name: request.block_ids for name, request in scheduler.requests.items()}
     owned = [block for table in tables.values() for block in table]
     blocks = sorted({*owned, *free})

@@ -57,10 +57,10 @@ class Comparison:
         actual = self.driver.apply(event)
         if actual != expected:
             raise DisagreementError(difference(actual, expected))
-        if is_error(expected) and self.neuron.refuse_unschedulable:
+        if is_error(expected) and not self.neuron.literal:
             raise DisagreementError(f"schedule {event[1]}: both sides raise {expected[2]['error']}")
         # The documented policy loses the requests that it hid when a step fails.
-        if not is_error(expected) or self.neuron.restore_on_error:
+        if not is_error(expected) or not self.neuron.literal:
             self.driver.scheduler.check_integrity()
         if must_progress and not expected[2]["total"]:
             raise DeadlockError(f"{expected[2]['waiting']} wait, {expected[2]['running']} run")
@@ -78,7 +78,7 @@ class Comparison:
         return request_id not in unreported
 
     def _must_progress(self) -> bool:
-        has_rule = self.kind.startswith("neuron") and self.neuron.refuse_unschedulable
+        has_rule = self.kind.startswith("neuron") and not self.neuron.literal
         idle = not self.pending and self.model.model.state.pause == Pause.UNPAUSED
         return has_rule and idle and self.model.model.get_num_unfinished_requests() > 0
 

@@ -38,13 +38,15 @@ def configs(draw: st.DrawFn, kind: str) -> dict[str, Any]:
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
         "enable_chunked_prefill": chunked,
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
-        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.4])),
     }
     if draw(st.booleans()) and chunked:
         config["max_num_scheduled_tokens"] = draw(st.integers(1, budget))
-    config["num_speculative_tokens"] = draw(st.sampled_from([0, 0, 1, 3]))
+    config["num_speculative_tokens"] = num_drafts = draw(st.sampled_from([0, 0, 1, 3]))
+    if chunked:
+        thresholds = st.sampled_from([0, 0, num_drafts + 1, num_drafts + 3])
+        config["long_prefill_token_threshold"] = draw(thresholds)
     if config["num_speculative_tokens"]:
         config["num_lookahead_tokens"] = draw(
             st.sampled_from([0, config["num_speculative_tokens"]])
@@ -58,12 +60,13 @@ def configs(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 
 @st.composite
 def default_policies(draw: st.DrawFn) -> dict[str, Any]:
-    """Default Neuron policy with or without its two options, as fields that differ."""
+    """Default Neuron policy with or without its options, as fields that differ."""
     changes: dict[str, Any] = {}
     if draw(st.booleans()):
-        changes["max_consecutive_prefills"] = draw(st.integers(1, 3))
+        changes["max_consecutive_prefills"] = draw(st.none() | st.integers(1, 3))
+        changes["max_consecutive_decodes"] = draw(st.integers(1, 3))
     if draw(st.booleans()):
-        changes["kv_admission"] = "reserved"
+        changes["kv_admission"] = draw(st.sampled_from(["reserved", "worst_case"]))
     return changes
 
 

@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 
 from segattn.benchmarks.explore.explorer import World, explore
-from segattn.scheduler import Admission, NeuronPolicy, NeuronScheduler, Scheduler, SchedulerConfig
+from segattn.scheduler import (
+    Admission,
+    NeuronPolicy,
+    NeuronScheduler,
+    SchedulerConfig,
+    phases,
+)
 from segattn.scheduler.block_pool import BlockPool
 from segattn.scheduler.kv_cache_manager import KVCacheManager
 from segattn.scheduler.neuron import NeuronRules
 from segattn.scheduler.step import Step
 
-RELEASE, TAKE, PADDED_COUNTS = BlockPool.release, BlockPool.take, NeuronRules._padded_counts
+RELEASE, TAKE, PADDED_COUNTS = BlockPool.release, BlockPool.take, phases.padded_counts
 
 
 def small_world(**changes: Any) -> World:
@@ -41,15 +47,15 @@ def refuse(*_: object) -> Admission:
     return Admission.KV_BLOCKS
 
 
-def leak(self: BlockPool, blocks: list[int], num_cached: int) -> None:
+def leak(self: BlockPool, blocks: list[int]) -> None:
     """Gives back all blocks but one."""
-    RELEASE(self, blocks[1:], max(num_cached - 1, 0))
+    RELEASE(self, blocks[1:])
 
 
 def take_and_leave_free(self: BlockPool, num_blocks: int) -> list[int]:
     """Hands out the first free block and leaves it free."""
     blocks = TAKE(self, num_blocks)
-    RELEASE(self, blocks[:1], 0)
+    RELEASE(self, blocks[:1])
     return blocks
 
 
@@ -66,9 +72,9 @@ def allocate_nothing(self: KVCacheManager, request: object, num_tokens: int) -> 
     return []
 
 
-def miscount(self: BlockPool, blocks: list[int], num_cached: int) -> None:
+def miscount(self: BlockPool, blocks: list[int]) -> None:
     """Leaves a reference to a block that is free."""
-    RELEASE(self, blocks, num_cached)
+    RELEASE(self, blocks)
     self.ref_counts[blocks[0]] = 1
 
 
@@ -82,16 +88,16 @@ def newest_first(self: NeuronRules) -> dict[str, Any]:
     return {}
 
 
-def pad_without_a_look(self: NeuronRules, output: Any) -> tuple[dict[str, int], bool]:
+def pad_without_a_look(output: Any, *more: Any) -> tuple[dict[str, int], str]:
     """Pads a batch without a look at its phases."""
     try:
-        return PADDED_COUNTS(self, output)
+        return PADDED_COUNTS(output, *more)
     except RuntimeError:
-        return dict(output.num_scheduled_tokens), True
+        return dict(output.num_scheduled_tokens), "prefill"
 
 
-def one_token_more(budget: int) -> Step:
-    return Step(budget + 1)
+def one_token_more(budget: int, input_budget: int, draft_slots: int) -> Step:
+    return Step(budget + 1, input_budget, draft_slots)
 
 
 TIGHT = {"num_blocks": 3}
@@ -99,23 +105,23 @@ CACHED = {"enable_prefix_caching": True}
 
 FAULTS: list[tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = [
     ("a deadlock", {}, [(NeuronRules, "can_schedule", refuse)]),
-    ("a livelock", {}, [(Scheduler, "_advance", nothing)]),
+    ("a livelock", {}, [("segattn.scheduler.stepping", "advance", nothing)]),
     (
         "a mixed batch",
         {},
         [
             (NeuronRules, "_separate_phases", nothing),
-            (NeuronRules, "_padded_counts", pad_without_a_look),
+            ("segattn.scheduler.neuron", "padded_counts", pad_without_a_look),
         ],
     ),
     ("schedule raises prefill and decode", {}, [(NeuronRules, "_separate_phases", nothing)]),
     ("more than one prefill", {}, [(NeuronScheduler, "max_prefills_per_batch", 2)]),
-    ("a preemption", TIGHT, [(NeuronRules, "_kv_cache_has_room", always)]),
+    ("a preemption", TIGHT, [(NeuronScheduler, "_kv_cache_has_room", always)]),
     ("admission out of turn", {}, [(NeuronRules, "_show_admitted", newest_first)]),
     (
         "1 tokens padded to 2",
         {},
-        [("segattn.scheduler.neuron", "smallest_bucket", lambda _, buckets: buckets[-1])],
+        [("segattn.scheduler.phases", "smallest_bucket", lambda _, buckets: buckets[-1])],
     ),
     (
         "more than 1 tokens",
@@ -154,6 +160,6 @@ def test_a_fault_in_the_scheduler_breaks_the_rule(
 def test_an_aborted_request_that_stays_in_a_queue_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(NeuronScheduler, "_forget", nothing)
+    monkeypatch.setattr(NeuronScheduler, "forget", nothing)
     with pytest.raises((AssertionError, RuntimeError, KeyError)):
         assert explore(small_world()).violation is None

@@ -112,8 +112,8 @@ def test_a_broken_account_of_blocks_is_a_failure(monkeypatch: pytest.MonkeyPatch
     run.apply(["schedule", 0])
     release = BlockPool.release
 
-    def count_wrongly(self: BlockPool, blocks: list[int], num_cached: int) -> None:
-        release(self, blocks, num_cached)
+    def count_wrongly(self: BlockPool, blocks: list[int]) -> None:
+        release(self, blocks)
         self.ref_counts[blocks[0]] = 1
 
     monkeypatch.setattr(BlockPool, "release", count_wrongly)
@@ -126,7 +126,7 @@ def test_a_step_without_tokens_is_a_deadlock_under_the_default_policy() -> None:
     run.apply(["add", {"id": "a", "prompt": [5, 6], "max_tokens": 3}])
     # Both sides are made to wait for ever, so that only the rule of progress can tell.
     run.model.model.rules = replace(run.model.model.rules, max_num_seqs=0)
-    run.driver.scheduler.max_num_running_reqs = 0
+    run.driver.scheduler.max_num_active_reqs = 0
     with pytest.raises(DeadlockError):
         run.apply(["schedule", 0])
 
@@ -158,7 +158,7 @@ def test_coverage_counts_what_the_events_show() -> None:
     coverage.start_run({"policy": "priority", "watermark": 0.0}, policy)
     for event in (
         ["add", {"id": "a", "prompt": [5] * 9, "max_tokens": 1}],
-        ["add", {"id": "b", "prompt": [5] * 9, "max_tokens": 9, "min_tokens": 10}],
+        ["add", {"id": "b", "prompt": [5] * 99, "max_tokens": 9, "min_tokens": 2}],
         ["add", {"id": "c", "prompt": [5] * 9, "max_tokens": 2, "salt": "x"}],
         ["schedule", 0],
         ["update", 0, [["a", []]]],

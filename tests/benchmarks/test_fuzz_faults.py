@@ -8,10 +8,9 @@ import pytest
 from segattn.benchmarks.fuzz import command as fuzz
 from segattn.benchmarks.fuzz.machine import machine
 from segattn.benchmarks.fuzz.strategies import default_policies
-from segattn.scheduler import AsyncScheduler, Request, Scheduler
+from segattn.scheduler import AsyncScheduler, NeuronScheduler, Request, Scheduler
 from segattn.scheduler.kv_cache_manager import KVCacheManager
 from segattn.scheduler.neuron import NeuronRules
-from segattn.scheduler.step_update import StepUpdate
 
 GET_COMPUTED_BLOCKS = KVCacheManager.get_computed_blocks
 
@@ -24,28 +23,27 @@ def always(*_: object) -> bool:
     return True
 
 
-def first_running(self: Scheduler) -> Request:
-    """The wrong victim."""
-    return self.running.pop(0)
+def no_drafts(*_: object) -> list[int]:
+    return []
 
 
 def one_hit_less(self: KVCacheManager, request: Request) -> list[int]:
     return GET_COMPUTED_BLOCKS(self, request)[:-1]
 
 
-FAULTS: list[tuple[str, str, Any, str, Callable[..., Any]]] = [
-    ("preemption", "base", Scheduler, "_pop_victim", first_running),
+FAULTS: list[tuple[str, str, Any, str, Any]] = [
+    ("preemption", "base", Scheduler, "preempt", nothing),
     ("prefix hits", "base", KVCacheManager, "get_computed_blocks", one_hit_less),
     ("pauses", "base", Scheduler, "set_pause_state", nothing),
     ("resets", "base", KVCacheManager, "reset_prefix_cache", always),
     ("blocks of ended requests", "base", KVCacheManager, "free", nothing),
-    ("rejected drafts", "async", StepUpdate, "_reject_drafts", nothing),
-    ("tokens in flight at a reset", "async", StepUpdate, "_discard_tokens", nothing),
-    ("placeholders", "async", AsyncScheduler, "_advance", Scheduler._advance),
+    ("padding of new decodes", "base", Scheduler, "pads_new_decodes", False),
+    ("placeholders", "async", AsyncScheduler, "is_async", False),
+    ("drafts near the end", "neuron_async", NeuronScheduler, "drafts_after", no_drafts),
     ("phases", "neuron", NeuronRules, "_separate_phases", nothing),
-    ("room in the KV cache", "neuron", NeuronRules, "_kv_cache_has_room", always),
+    ("room in the KV cache", "neuron", NeuronScheduler, "_kv_cache_has_room", always),
     ("turns of decodes", "neuron", NeuronRules, "_some_decode_can_run", always),
-    ("padded counts", "neuron", "segattn.scheduler.neuron", "smallest_bucket", max),
+    ("padded counts", "neuron", "segattn.scheduler.phases", "smallest_bucket", max),
     ("hidden requests", "neuron_async", NeuronRules, "_restore", nothing),
 ]
 

@@ -80,7 +80,7 @@ def suite() -> Suite:
         found.cases.append(recorder.stop(STAGES[0], trace["id"]))
     recorder.start()
     test = "tests/scheduler/test_stop_rules.py::test_only_a_finished_status_finishes"
-    found.cases.append(Case(STAGES[2], test, 0.1, {"request_pool": list(range(1, 200))}))
+    found.cases.append(Case(STAGES[2], test, 0.1, {"scheduler": list(range(1, 300))}))
     recorder.stop("", "")
     return found
 
@@ -103,7 +103,7 @@ def judged(suite: Suite, module: str, old: str, new: str) -> tuple[str, str]:
     [
         ("stop", ">= request.max_num", "> request.max_num", STAGES[0]),
         ("stop", ">= request.max_num", ">= request.max_num", SURVIVED),
-        ("request_pool", "raise ValueError(f", "print(f", STAGES[2]),
+        ("scheduler", "raise ValueError(f", "print(f", STAGES[2]),
     ],
 )
 def test_a_mutant_is_noticed_by_the_first_stage_that_reaches_it(
@@ -115,7 +115,7 @@ def test_a_mutant_is_noticed_by_the_first_stage_that_reaches_it(
 def test_a_mutant_that_never_ends_is_noticed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation, "LEAST_SECONDS", 0.5)
     monkeypatch.setattr(mutation, "SLOWDOWN", 5.0)
-    test = "if request.num_output_tokens <"
+    test = "if request.output_token_ids[-1] in"
     stage, case = judged(suite, "stop", test, f"while True:\n        pass\n    {test}")
     assert stage == STAGES[0]
     assert case.endswith("(no end)")

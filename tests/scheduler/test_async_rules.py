@@ -2,7 +2,7 @@
 
 import pytest
 
-from segattn.scheduler import AsyncScheduler, DraftTokenIds, RequestStatus, SchedulerConfig
+from segattn.scheduler import AsyncScheduler, DraftTokenIds, RequestStatus
 from segattn.tests.scheduler.base import add, make, update
 
 
@@ -80,13 +80,15 @@ def test_tokens_in_flight_at_a_reset_are_dropped() -> None:
     request = add(scheduler, "a", 3)
     output = scheduler.schedule()
     scheduler.reset_prefix_cache(reset_running_requests=True)
-    assert (request.async_tokens_to_discard, request.num_output_placeholders) == (1, 0)
+    assert (request.num_stale_output_tokens, request.num_output_placeholders) == (3, 0)
+    again = scheduler.schedule()
+    assert (again.num_scheduled_tokens, again.preempted_req_ids) == ({"a": 3}, {"a"})
     assert update(scheduler, output, a=5) == []
-    assert request.async_tokens_to_discard == 0
-    assert scheduler.schedule().num_scheduled_tokens == {"a": 3}
+    assert (request.num_in_flight_tokens, request.num_stale_output_tokens) == (3, 0)
+    assert update(scheduler, again, a=6)[0].new_token_ids == [6]
 
 
-def test_a_request_resumed_before_its_token_arrives_samples_nothing() -> None:
+def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
     # Four blocks of 4: "a" grows into the block of "b", whose token is in flight and still comes.
     scheduler = make(AsyncScheduler, num_blocks=5, enable_prefix_caching=False)
     add(scheduler, "a", 8, max_tokens=2)
@@ -96,11 +98,10 @@ def test_a_request_resumed_before_its_token_arrives_samples_nothing() -> None:
     second = scheduler.schedule()
     assert (second.num_scheduled_tokens, second.preempted_req_ids) == ({"a": 1}, {"b"})
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    third = scheduler.schedule()
-    assert third.num_scheduled_tokens == {"b": 7}
-    # Its eighth token is known to come, so these seven are a chunk.
-    assert (b.is_prefill_chunk, b.num_output_placeholders) == (True, 1)
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    assert (b.num_stale_output_tokens, b.drop_stale_output) == (7, False)
     assert update(scheduler, first, b=5)[0].new_token_ids == [5]
+    assert scheduler.schedule().num_scheduled_tokens == {"b": 8}
 
 
 def test_async_caches_a_block_when_its_last_token_arrives() -> None:
@@ -116,48 +117,32 @@ def test_async_caches_a_block_when_its_last_token_arrives() -> None:
     assert request.num_cached_blocks == 1
 
 
-def test_a_frame_from_before_two_resets_is_dropped() -> None:
-    # vLLM 0.24 forgets the frame at the second reset and fails an assertion when it arrives.
-    scheduler = make(AsyncScheduler, max_num_batched_tokens=4)
+def test_frames_from_before_two_resets_are_dropped() -> None:
+    # A prompt in chunks of 3 tokens; "b" is there, since a lone request has no threshold.
+    scheduler = make(AsyncScheduler, max_num_batched_tokens=4, long_prefill_token_threshold=3)
     request = add(scheduler, "a", 3, max_tokens=2)
     first, second = scheduler.schedule(), scheduler.schedule()
     update(scheduler, first, a=5)
+    add(scheduler, "b", 3)
     scheduler.reset_prefix_cache(reset_running_requests=True)
-    # The four known tokens in chunks of three: nothing is sampled.
-    scheduler.config = SchedulerConfig(4, 4, 64, 4, 33, long_prefill_token_threshold=3)
     third = scheduler.schedule()
-    assert third.num_scheduled_tokens == {"a": 3}
+    assert third.num_scheduled_tokens == {"a": 3, "b": 1}
     scheduler.reset_prefix_cache(reset_running_requests=True)
     assert update(scheduler, second, a=6) == []
-    assert request.output_token_ids == [5]
-    assert request.num_output_placeholders == 0
+    assert update(scheduler, third) == []
+    assert (request.output_token_ids, request.num_output_placeholders) == ([5], 0)
 
 
-def test_a_second_reset_overwrites_the_count_of_the_first() -> None:
-    # As in vLLM 0.24, where the stale token of the second step in flight counts as new.
-    scheduler = make(AsyncScheduler)
-    request = add(scheduler, "a", 3)
-    steps = []
-    for _ in range(2):
-        steps.append(scheduler.schedule())
-        scheduler.reset_prefix_cache(reset_running_requests=True)
-        assert request.async_tokens_to_discard == 1
-    assert update(scheduler, steps[0], a=5) == []
-    scheduler.schedule()
-    assert update(scheduler, steps[1], a=6)[0].new_token_ids == [6]
-
-
-def test_a_discarded_frame_counts_its_drafts() -> None:
+def test_a_dropped_frame_counts_its_drafts() -> None:
     scheduler = make(AsyncScheduler, num_speculative_tokens=2)
     request = add(scheduler, "a", 3)
     first, second = scheduler.schedule(), scheduler.schedule()
     update(scheduler, first, a=5)
     scheduler.reset_prefix_cache(reset_running_requests=True)
-    assert request.async_tokens_to_discard == 3
+    assert request.num_stale_output_tokens == 3
     third = scheduler.schedule()
     assert third.num_scheduled_tokens == {"a": 4}
     # One token and two rejected drafts: the resumed request keeps its position.
     assert update(scheduler, second, a=6) == []
-    assert (request.num_computed_tokens, request.async_tokens_to_discard) == (4, 0)
-    outputs = update(scheduler, third, a=6)
-    assert outputs[0].new_token_ids == [6]
+    assert (request.num_computed_tokens, request.num_stale_output_tokens) == (4, 0)
+    assert update(scheduler, third, a=6)[0].new_token_ids == [6]

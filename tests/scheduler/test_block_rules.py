@@ -66,7 +66,6 @@ def test_a_prefix_hit_ends_before_the_last_token() -> None:
         ("c", 8),
     ]
     assert [new.block_ids[0] for new in output.scheduled_new_reqs] == [[1, 2], [1, 3], [1, 2, 4]]
-    assert output.num_common_prefix_blocks == [1]
 
 
 def test_other_salts_and_requests_that_skip_reading_hit_nothing() -> None:
@@ -86,28 +85,12 @@ def test_other_salts_and_requests_that_skip_reading_hit_nothing() -> None:
     assert output.scheduled_new_reqs[0].num_computed_tokens == 8
 
 
-def test_prefix_caching_off_hits_nothing_and_counts_no_common_prefix() -> None:
+def test_prefix_caching_off_hits_nothing() -> None:
     scheduler = make(enable_prefix_caching=False)
     for name in "ab":
         add(scheduler, name, list(range(9)))
     output = scheduler.schedule()
     assert [new.num_computed_tokens for new in output.scheduled_new_reqs] == [0, 0]
-    assert output.num_common_prefix_blocks == [0]
-
-
-def test_the_common_prefix_is_that_of_all_requests_with_blocks() -> None:
-    scheduler = make()
-    add(scheduler, "a", [1, 2, 3, 4, 5])
-    add(scheduler, "b", [1, 2, 3, 4, 6])
-    output = scheduler.schedule()
-    assert output.num_common_prefix_blocks == [1]
-    update(scheduler, output, a=7, b=7)
-    add(scheduler, "c", [8, 2, 3, 4, 5])
-    output = scheduler.schedule()
-    assert output.num_common_prefix_blocks == [0]
-    update(scheduler, output, a=7, b=7, c=7)
-    scheduler.finish_requests("c", RequestStatus.FINISHED_ABORTED)
-    assert scheduler.schedule().num_common_prefix_blocks == [1]
 
 
 def test_freed_blocks_queue_by_content_and_from_the_end_of_the_request() -> None:
@@ -119,7 +102,7 @@ def test_freed_blocks_queue_by_content_and_from_the_end_of_the_request() -> None
     # Block 7 was never used. Blocks 3 and 6 hold two tokens each: no content to find, so they go to
     # the front, the latest freed first. Full blocks go to the back, the last one of a request
     # before the others.
-    assert scheduler.kv_cache_manager.block_pool.free_list() == [6, 3, 7, 2, 1, 5, 4]
+    assert list(scheduler.kv_cache_manager.block_pool.free) == [6, 3, 7, 2, 1, 5, 4]
 
 
 def test_without_prefix_caching_the_block_freed_last_is_taken_first() -> None:
@@ -127,7 +110,7 @@ def test_without_prefix_caching_the_block_freed_last_is_taken_first() -> None:
     add(scheduler, "a", 10)
     update(scheduler, scheduler.schedule(), a=1)
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    assert scheduler.kv_cache_manager.block_pool.free_list() == [3, 2, 1, 4, 5, 6, 7]
+    assert list(scheduler.kv_cache_manager.block_pool.free) == [3, 2, 1, 4, 5, 6, 7]
 
 
 def test_a_reset_needs_idle_blocks_or_preempts_in_running_order() -> None:

@@ -19,7 +19,6 @@ from segattn.scheduler import (
     RequestStatus,
     Scheduler,
     SchedulerConfig,
-    prefix_digests,
 )
 
 KINDS: list[type[Scheduler]] = [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler]
@@ -130,66 +129,13 @@ def test_a_request_holds_what_is_documented(num_tokens: int, block_size: int) ->
     scheduler = scheduler_for(block_size)
     num_blocks = num_tokens // block_size
     prompt = list(range(3, num_tokens + 3))
-    # docs/decisions.md: packed tokens, 4 bytes each, and what stays below 2 KiB.
-    assert num_bytes_of_adding(scheduler, Request("a", prompt, 100)) < 2048 + 4 * num_tokens
+    # docs/decisions.md: a digest of 65 bytes and its list entry per full block, and below 2 KiB.
+    held = num_bytes_of_adding(scheduler, Request("a", prompt, 100))
+    assert held < 2048 + num_blocks * (65 + 9)
     step(scheduler)
     # 8 bytes per block of its table.
     (request,) = scheduler.running
     assert sys.getsizeof(request.block_ids) < 128 + 9 * num_blocks
-    # One more that begins like a cached one: a digest of 65 bytes and its list entry for each full
-    # block; the latest such prompt stays, packed and with its digests.
-    held = num_bytes_of_adding(scheduler, Request("b", prompt, 100))
-    other = scheduler.waiting.peek_request().prefix
-    assert other is not None
-    assert [len(digest) for digest in other.digests] == [32] * num_blocks
-    assert other.packed is None
-    assert held < 4096 + num_blocks * (65 + 2 * (8 + 1)) + 4 * num_tokens
-
-
-@SIZES
-def test_prompts_that_ended_hold_packed_tokens_while_their_blocks_are_cached(
-    num_tokens: int, block_size: int
-) -> None:
-    scheduler = scheduler_for(block_size)
-    num_blocks = num_tokens // block_size
-    num_prompts = 2 * 2000 // num_blocks
-
-    def serve() -> None:
-        for number in range(num_prompts):
-            scheduler.add_request(Request("a", [number, *range(4, num_tokens + 3)], 1))
-            step(scheduler)
-            assert not scheduler.requests
-
-    serve()
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    serve()
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    # Each prompt evicts an earlier one, so what is traced now replaced all that was held before.
-    num_cached = 1 + 2000 // num_blocks
-    assert 0 < after - before < num_cached * (4 * num_tokens + 9 * num_blocks + 2048)
-
-
-def test_of_a_prompt_that_nobody_shares_only_the_first_block_is_hashed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    digest, hashed = prefix_digests._digest, []
-
-    def count(parent: bytes, block: bytes | bytearray) -> bytes:
-        hashed.append(block)
-        return digest(parent, block)
-
-    monkeypatch.setattr(prefix_digests, "_digest", count)
-    scheduler = scheduler_for(16)
-    for name, first in (("a", 1), ("b", 2), ("c", 1)):
-        hashed.clear()
-        scheduler.add_request(Request(name, [first, *range(4, 643)], 60))
-        while scheduler.requests:
-            step(scheduler)
-        # "c" shares 40 blocks of the prompt with "a"; 3 are of the outputs of either.
-        assert len(hashed) == {"a": 1, "b": 1, "c": 40 + 3 + 3}[name]
 
 
 def test_an_abort_costs_the_same_for_each_of_many_requests() -> None:

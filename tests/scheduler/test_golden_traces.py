@@ -1,4 +1,4 @@
-"""Traces recorded from the real vLLM 0.24.0 scheduler, replayed field by field."""
+"""Traces recorded from the real vLLM 0.33.0 scheduler, replayed field by field."""
 
 from pathlib import Path
 
@@ -12,7 +12,14 @@ TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("base", 240), ("async", 140), ("neuron", 200), ("neuron_async", 80), ("targeted", 16)],
+    [
+        ("base", 240),
+        ("async", 140),
+        ("neuron", 200),
+        ("neuron_async", 80),
+        ("targeted", 15),
+        ("new_rules", 54),
+    ],
 )
 def test_every_decision_equals_the_recorded_one(name: str, count: int) -> None:
     traces = list(read_traces(TRACES / f"{name}.jsonl.gz"))
@@ -23,3 +30,20 @@ def test_every_decision_equals_the_recorded_one(name: str, count: int) -> None:
     }
     assert different == {}
     assert len(traces) == count
+
+
+def test_the_shipped_policy_decides_what_the_shipped_scheduler_decided() -> None:
+    # Recorded over vLLM 0.24. What differs: six lone requests with a threshold (R4), one reset that
+    # is reported (R2), and four with sync drafts, whose blocks are hashed at the update.
+    traces = list(read_traces(TRACES / "shipped_old.jsonl.gz"))
+    different = {trace["seed"] for trace in traces if replay(trace) is not None}
+    lone = {5004, 5018, 5040, 5044, 5072, 5122}
+    assert different == lone | {5116} | {5026, 5090, 5094, 5132}
+    assert len(traces) == 100
+
+
+def test_the_newest_fork_differs_by_its_gate_and_its_second_schedule_too() -> None:
+    traces = list(read_traces(TRACES / "shipped_new.jsonl.gz"))
+    different = [trace for trace in traces if replay(trace) is not None]
+    own = [t for t in different if t["info"]["fallbacks"] or t["info"]["gate_deferrals"]]
+    assert (len(traces), len(different), len(own)) == (100, 19, 10)

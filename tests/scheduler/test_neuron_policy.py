@@ -6,21 +6,21 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from segattn.scheduler import Admission, NeuronPolicy, PauseState, Request, RequestError
-from segattn.scheduler.policy import draft_tokens_in_flight, is_prefill, num_tokens_to_hold
+from segattn.scheduler.phases import is_prefill
+from segattn.scheduler.policy import draft_tokens_in_flight, num_tokens_to_hold
 from segattn.tests.scheduler.engine import Engine, neuron, prompt
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("restore_order", "newest"),
-        ("phase_test", "computed"),
+        ("design", "mine"),
+        ("max_consecutive_decodes", 0),
+        ("max_consecutive_decodes", None),
         ("kv_admission", "best_case"),
         ("max_consecutive_prefills", 0),
         ("max_consecutive_prefills", 1.5),
         ("max_consecutive_prefills", True),
-        ("usable_blocks_only", "no"),
-        ("refuse_unschedulable", None),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named(name: str, value: object) -> None:
@@ -28,19 +28,14 @@ def test_a_value_that_is_not_allowed_is_named(name: str, value: object) -> None:
         NeuronPolicy(**{name: value})  # type: ignore[arg-type]  # the wrong kinds are the test
 
 
+def test_a_published_design_has_no_options() -> None:
+    with pytest.raises(ValueError, match="design='shipped': has kv_admission='worst_case'"):
+        NeuronPolicy("shared", None, design="shipped")
+
+
 def test_a_policy_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         NeuronPolicy().kv_admission = "reserved"  # type: ignore[misc]  # what it refuses
-
-
-def test_the_documented_policy_differs_from_the_default_in_every_decision_of_the_design() -> None:
-    documented, default = NeuronPolicy.documented(), NeuronPolicy()
-    same = {
-        name
-        for name in NeuronPolicy.__dataclass_fields__
-        if getattr(documented, name) == getattr(default, name)
-    }
-    assert same == {"max_consecutive_prefills", "kv_admission"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +80,7 @@ def test_reserved_admission_counts_what_each_request_can_need(
     # 12 usable blocks of 4; a prompt of 4 with 4 outputs holds 7 rows, 2 blocks; with 2 drafts 9 or
     # 11 rows, 3 blocks. Six of the one or four of the other fit; max_model_len allows only one.
     scheduler = neuron(
-        NeuronPolicy(kv_admission="reserved"),
+        NeuronPolicy(kv_admission="reserved", max_consecutive_prefills=None),
         asynchronous=asynchronous,
         max_num_seqs=8,
         max_model_len=48,

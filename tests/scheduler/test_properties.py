@@ -40,7 +40,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         1 + num_blocks_alone + draw(st.integers(0, 6)),
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=is_chunked,
-        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])) if is_chunked else 0,
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         scheduler_reserve_full_isl=draw(st.booleans()),
         num_speculative_tokens=2,

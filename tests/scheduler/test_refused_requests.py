@@ -99,8 +99,8 @@ def test_an_argument_of_another_kind_is_named(kind: type[Scheduler]) -> None:
         (lambda: make_neuron(scheduler.config, {}), "neuron_policy={}: must be NeuronPolicy"),
         (lambda: scheduler.add_request("b"), "request='b': must be Request"),
         (
-            lambda: scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED),
-            "request_ids=None: must be Iterable",
+            lambda: scheduler.finish_requests(5, RequestStatus.FINISHED_ABORTED),
+            "request_ids=5: must be Iterable",
         ),
         (lambda: scheduler.update_from_output(None, None), "scheduler_output=None: must be Sched"),
         (
@@ -162,7 +162,7 @@ def test_the_tokens_that_a_step_with_drafts_samples_are_counted() -> None:
     update(scheduler, scheduler.schedule(), a=7)
     scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[8, 9]]))
     output = scheduler.schedule()
-    with pytest.raises(ValueError, match="of 'a': must be at most 3 tokens, so many the step"):
+    with pytest.raises(ValueError, match="of 'a': must be 1 to 3 tokens"):
         scheduler.update_from_output(output, ModelRunnerOutput(["a"], [[8, 9, 10, 11]]))
     update(scheduler, output, a=[8, 9, 10])
     assert a.output_token_ids == [7, 8, 9, 10]
@@ -172,7 +172,7 @@ def test_the_tokens_that_a_step_with_drafts_samples_are_counted() -> None:
 @pytest.mark.parametrize(
     ("tokens", "reason"),
     [
-        ([[7, 8], [7]], r"sampled_token_ids=\[7, 8\] of 'a': must be at most 1 tokens"),
+        ([[7, 8], [7]], r"sampled_token_ids=\[7, 8\] of 'a': must be 1 to 1 tokens"),
         (
             [[7], [-1]],
             "sampled_token_ids of 'b': token id -1: must be an integer within 0..2147483647",
@@ -199,28 +199,13 @@ def test_an_output_of_something_else_than_the_sampled_tokens_is_refused(
     update(scheduler, output, a=7, b=7)
 
 
-def test_an_id_that_ended_before_is_still_reported_when_its_second_end_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler = make()
-    for _ in range(2):
-        add(scheduler, "a", 3)
-        scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    add(scheduler, "a", 3)
-    add(scheduler, "b", 3)
-    monkeypatch.setattr(scheduler, "_forget", lambda ended: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        scheduler.finish_requests(["a", "b"], RequestStatus.FINISHED_ABORTED)
-    assert scheduler.schedule().finished_req_ids == {"a"}
-
-
 @pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler])
 def test_a_token_before_the_prompt_is_computed_is_refused(kind: type[Scheduler]) -> None:
     scheduler = make(kind, max_num_batched_tokens=4)
     scheduler.add_request(Request("a", list(range(6)), 2))
     first = scheduler.schedule()
     last = scheduler.schedule()  # in flight at the same time
-    with pytest.raises(ValueError, match="must be empty, the step computes 4 of 6 prompt tokens"):
+    with pytest.raises(ValueError, match="must be empty, the step does not end its prompt"):
         scheduler.update_from_output(first, ModelRunnerOutput(["a"], [[7]]))
     scheduler.update_from_output(first, ModelRunnerOutput(["a"], [[]]))
     (output,) = scheduler.update_from_output(last, ModelRunnerOutput(["a"], [[7]]))

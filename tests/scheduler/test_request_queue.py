@@ -47,21 +47,3 @@ def check_order_without(priorities: list[int], leaving: list[int]) -> None:
     assert list(queue) == expected
     assert [queue.pop_request() for _ in expected] == expected
     assert not queue
-
-
-@given(priorities=PRIORITIES, data=st.data())
-def test_a_queue_without_some_requests_is_a_new_queue_in_the_same_order(
-    priorities: list[int], data: st.DataObject
-) -> None:
-    requests = requests_of(priorities)
-    for policy in ("fcfs", "priority"):
-        queue = create_request_queue(policy)
-        for request in requests:
-            queue.add_request(request)
-        before = list(queue)
-        leaving = set(data.draw(st.lists(st.sampled_from(requests), unique=True)))
-        rest = queue.without(leaving)
-        expected = [request for request in before if request not in leaving]
-        assert list(queue) == before
-        assert [rest.pop_request() for _ in expected] == expected
-        assert not rest

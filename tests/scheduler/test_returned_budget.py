@@ -4,9 +4,7 @@ from segattn.scheduler import DraftTokenIds, ModelRunnerOutput, Request, Schedul
 
 
 def test_the_budget_of_an_unscheduled_victim_serves_the_requests_behind() -> None:
-    config = SchedulerConfig(
-        3, 3, 16, 1, 7, policy="priority", enable_prefix_caching=False, num_speculative_tokens=1
-    )
+    config = SchedulerConfig(3, 3, 16, 1, 7, policy="priority", enable_prefix_caching=False)
     scheduler = Scheduler(config)
     steps = []
     for arriving in (("low", 5),), (("high", 0), ("mid", 1)):

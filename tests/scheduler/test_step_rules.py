@@ -25,8 +25,15 @@ def test_a_decode_takes_one_token_before_a_prompt_gets_the_rest() -> None:
 def test_a_long_prompt_is_cut_at_the_threshold() -> None:
     scheduler = make(long_prefill_token_threshold=6)
     add(scheduler, "a", 10)
-    assert scheduler.schedule().num_scheduled_tokens == {"a": 6}
+    add(scheduler, "b", 1)
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 6, "b": 1}
     assert scheduler.schedule().num_scheduled_tokens == {"a": 4}
+
+
+def test_the_prompt_of_a_lone_request_is_not_cut() -> None:
+    scheduler = make(long_prefill_token_threshold=6)
+    add(scheduler, "a", 10)
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 10}
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it() -> None:

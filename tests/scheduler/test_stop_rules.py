@@ -15,8 +15,9 @@ from segattn.tests.scheduler.base import add, make, update
         ({"eos_token_id": 9}, [5, 9], "stop", None),
         ({"stop_token_ids": [8, 7]}, [5, 7], "stop", 7),
         ({"eos_token_id": 9, "stop_token_ids": [9]}, [9], "stop", None),
-        ({"eos_token_id": 9, "min_tokens": 2}, [9, 9], "stop", None),
-        ({"max_tokens": 1, "min_tokens": 3}, [5, 5, 5], "length", None),
+        # A sampler masks these tokens until min_tokens are out; what it lets through ends.
+        ({"eos_token_id": 9, "min_tokens": 2}, [9], "stop", None),
+        ({"max_tokens": 1, "min_tokens": 3}, [5], "length", None),
         ({"max_tokens": 1, "eos_token_id": 5}, [5], "stop", None),
     ],
 )

@@ -2,9 +2,8 @@
 
 import pytest
 
-from segattn.scheduler import Admission, NeuronPolicy, PauseState, Scheduler
+from segattn.scheduler import Admission, NeuronPolicy, PauseState, stepping
 from segattn.tests.scheduler.engine import BOTH_LOOPS, neuron_engine, prompt
-from segattn.tests.scheduler.test_atomicity import call_after_every_failure, sample
 
 
 def refuse(*_: object) -> Admission:
@@ -22,30 +21,11 @@ def test_decodes_have_a_turn_after_a_prefill_that_could_not_start(
     engine.step()
     engine.add("b", prompt(4, 100), 9)
     with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "_admit", refuse)
+        patch.setattr(stepping, "_admit", refuse)
         steps = [engine.step() for _ in range(4)]
         assert steps == [{}, {"a": 1}, {}, {"a": 1}]
         assert scheduler.waiting_reasons() == {"b": Admission.DECODE_TURN}
     assert engine.step() == {"b": 4}
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_a_failure_while_what_could_not_start_is_put_back_changes_nothing(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = neuron_engine(NeuronPolicy(), policy=policy)
-    engine.add("a", prompt(4), 9)
-    engine.step()
-    for name in "bc":
-        engine.add(name, prompt(4, 100), 9)
-    monkeypatch.setattr(Scheduler, "_admit", refuse)
-    scheduler = engine.scheduler
-    output, num_calls = call_after_every_failure(scheduler, scheduler.schedule)
-    assert (output.num_scheduled_tokens, num_calls > 20) == ({}, True)
-    assert scheduler.waiting_reasons() == {"b": Admission.KV_BLOCKS, "c": Admission.PREFILL_BATCH}
-    output, _ = call_after_every_failure(scheduler, scheduler.schedule)
-    assert output.num_scheduled_tokens == {"a": 1}
-    scheduler.update_from_output(output, sample(scheduler, output))
 
 
 def test_a_pause_is_no_reason_for_a_turn_of_the_decodes() -> None:

@@ -53,7 +53,7 @@ class Recorder:
         request = make_real_request(given, self.config)
         if (
             self.is_neuron
-            and self.scheduler.neuron_policy.refuse_unschedulable
+            and not self.scheduler.neuron_policy.is_literal
             and self.scheduler._unschedulable_reason(request) is not None
         ):
             self.events.append(["add", given, "RequestError"])

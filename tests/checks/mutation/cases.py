@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 
 STAGES = ("traces", "fuzzer", "unit tests", "atomicity tests", "exploration")
 ATOMICITY_TESTS = "test_atomicity"
-OWN_TRACE = "test_atomicity_of_lines.py"
+OWN_TRACE = "test_interrupted_calls.py"
 """Tests that trace lines themselves, which leaves none to the recorder."""
 NO_CASES = {
     "test_golden_traces.py": "each of the traces is a case",
