@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..reference.terminal import one_line
+from .testing.command import replay_finding
 from .trace import Event, TraceDriver, policy_of, read_traces
 
 _OPTIONAL = frozenset({"k", "skip_drafts", "stale"})
@@ -78,6 +79,9 @@ def _compare(index: int, expected: Event, got: Event, ignored: frozenset[str]) -
 def _problems(path: Path) -> Iterator[tuple[str, object]]:
     """Name and first difference (or None) of each trace; a broken file ends with its error."""
     empty = True
+    if path.suffix == ".json":
+        yield replay_finding(path)
+        return
     try:
         for trace in read_traces(path):
             empty = False
@@ -90,7 +94,13 @@ def _problems(path: Path) -> Iterator[tuple[str, object]]:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Files of traces."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a .jsonl.gz of traces")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a .jsonl.gz of traces, or a .json of fuzz --scheduler",
+    )
 
 
 def run(options: Namespace) -> int:

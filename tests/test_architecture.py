@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "reference": ("reference",),
     "kernels": ("kernels", "reference"),
-    "scheduler": ("scheduler", "reference.paging", "reference.terminal"),
+    "scheduler": (
+        *("scheduler", "reference.paging", "reference.terminal", "reference.outputs"),
+        "reference.json_files",
+    ),
     "runner": ("runner", "scheduler", "kernels", "reference", "__version__"),
 }
 """What the files of a folder may import of the project; benchmarks and tests import all of it."""

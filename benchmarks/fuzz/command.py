@@ -18,6 +18,7 @@ from segattn.benchmarks.fuzz.strategies import default_policies
 from segattn.reference.outputs import OutputFile
 from segattn.reference.scheduler_state import NeuronRules
 from segattn.reference.terminal import columns, phase, table
+from segattn.scheduler.testing.command import fuzz_scheduler
 from segattn.scheduler.trace import write_traces
 
 from hypothesis import HealthCheck, Phase, seed, settings  # isort: skip - after strategies
@@ -73,6 +74,12 @@ def coverage_table(coverage: Coverage) -> str:
 def add_arguments(parser: ArgumentParser) -> None:
     """Scheduler, time, and where findings go."""
     parser.add_argument("--kind", choices=KINDS, default="neuron", help="scheduler (neuron)")
+    parser.add_argument(
+        "--scheduler",
+        metavar="package.module:Class",
+        help="a class of your own instead: judged by invariants alone, see docs/own_scheduler.md",
+    )
+    parser.add_argument("--config", type=Path, help="JSON of config, policy and neuron for it")
     parser.add_argument("--minutes", type=float, default=1.0, help="time to run (1)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first round (0)")
     parser.add_argument(
@@ -82,7 +89,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="Neuron policy: the default one with and without its options, or the documented one",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("fuzz-failure.jsonl.gz"), help="where a failure goes"
+        "--out",
+        type=Path,
+        help="where a failure goes (fuzz-failure.jsonl.gz, .json with --scheduler)",
     )
     parser.add_argument("--record", type=Path, help="write the trace of every run to this file")
 
@@ -91,6 +100,10 @@ def run(options: Namespace) -> int:
     """Fuzz until the time is over; 1 if a run failed."""
     if not 0 <= options.minutes < math.inf:
         options.parser.error(f"--minutes={options.minutes}: must be a number of at least 0")
+    if options.out is None:
+        options.out = Path("fuzz-failure.json" if options.scheduler else "fuzz-failure.jsonl.gz")
+    if options.scheduler:
+        return fuzz_scheduler(options)
     # Found out now, not when the time is over and there is something to write.
     OutputFile(options.out)
     if options.record is not None:
