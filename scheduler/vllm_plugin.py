@@ -4,37 +4,37 @@
         additional_config={"neuron_config": {"num_batched_tokens_buckets": [512, 2048]}})
 
 `neuron_config` may hold `num_batched_tokens_buckets`, `num_seqs_buckets` and `neuron_policy`, a
-table of NeuronPolicy fields. Works with vLLM 0.24 to 0.33; what differs between releases is met by
-what a scheduler has, not by its version.
+table of NeuronPolicy fields. Works with vLLM 0.24 to 0.33. Rules that changed between releases are
+told apart by the release; docs/scheduler.md lists what the base reads while requests are hidden.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any
 
-from ..reference.paging import cdiv, check_buckets, default_buckets
+from ..reference.paging import cdiv
 from .admission import Admission
 from .config import PauseState
+from .decode_node import DecodeNode
 from .neuron import NeuronRules
 from .output import SchedulerOutput
 from .policy import (
-    NeuronPolicy,
     draft_tokens_in_flight,
     num_tokens_to_hold,
     unschedulable_reason,
 )
 from .request import Request
+from .vllm_options import NeuronOptions
 
 try:
     from vllm.logger import init_logger
     from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.core.sched.utils import check_stop
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
     from vllm.v1.request import RequestStatus
+    from vllm.version import __version_tuple__
 except ImportError as error:
     raise ImportError(
         f"segattn.scheduler.vllm_plugin needs vLLM 0.24 or newer, extra 'vllm': {error}"
@@ -42,24 +42,15 @@ except ImportError as error:
 
 logger = init_logger(__name__)
 
-# The queue of requests that wait for something else than their turn: 0.24's, then 0.32's.
-_SIDE_QUEUES = ("skipped_waiting", "kv_holding_waiting")
+RELEASE: tuple[int, int] = __version_tuple__[:2]
 
-
-def _min_tokens_outlasts_length() -> bool:
-    """Whether this vLLM keeps a request going beyond max_model_len until min_tokens are out."""
-    sampling_params = SimpleNamespace(
-        min_tokens=2, eos_token_id=None, stop_token_ids=(), repetition_detection=None
-    )
-    request = SimpleNamespace(
-        pooling_params=None,
-        sampling_params=sampling_params,
-        output_token_ids=[0],
-        num_output_tokens=1,
-        num_tokens=2,
-        max_tokens=1,
-    )
-    return not check_stop(request, 2)
+_STREAMS_HOLD_SEATS = RELEASE >= (0, 25)
+"""A stream that waits for its next input counts as running when requests are admitted."""
+_MIN_TOKENS_OUTLAST_LENGTH = RELEASE < (0, 29)
+"""No request ends before min_tokens, not even at max_model_len."""
+_BLOCK_OWNERS_QUEUE_APART = RELEASE >= (0, 31)
+"""Waiting requests that own blocks have a queue of their own, served while new requests are paused;
+before, requests that wait for something else than their turn had one."""
 
 
 class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is untyped here
@@ -69,22 +60,26 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        additional = self.vllm_config.additional_config
-        options = additional.get("neuron_config", {}) if isinstance(additional, dict) else {}
+        self._check_settings()
+        options = NeuronOptions.read(self.vllm_config.additional_config)
         largest_chunk = min(self.scheduler_config.max_num_batched_tokens, self.max_model_len)
-        self.decode_buckets = _buckets(options, "num_seqs_buckets", self.max_num_running_reqs, 1)
+        self.decode_buckets = options.decode_buckets(self.max_num_running_reqs)
         self.admission_counts = dict.fromkeys(Admission, 0)
         self._refused: list[tuple[Request, str]] = []
+        self._decode_node: DecodeNode | None = None
         self._has_streams = False
-        self._min_tokens_can_hang = _min_tokens_outlasts_length()
         self._group_limits = self._read_group_limits()
-        side_queue = next(name for name in _SIDE_QUEUES if hasattr(self, name))
+        side_queue = "kv_holding_waiting" if _BLOCK_OWNERS_QUEUE_APART else "skipped_waiting"
         self.waiting_queue_names = (side_queue, "waiting")
         self._init_neuron(
-            NeuronPolicy(**options.get("neuron_policy", {})),
-            _buckets(options, "num_batched_tokens_buckets", largest_chunk),
+            options.neuron_policy,
+            options.prefill_buckets(largest_chunk),
             self.kv_cache_config.num_blocks,
         )
+        if not self.neuron_policy.is_literal:
+            self._guard_watermark()
+            if self.connector is not None:
+                self._decode_node = DecodeNode(self.connector)
         logger.info(
             "Neuron rules: prefill buckets %s, decode buckets %s, at most %d requests of "
             "max_model_len in %d KV blocks, %s",
@@ -94,6 +89,21 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
             self.num_usable_blocks,
             self.neuron_policy,
         )
+
+    def _check_settings(self) -> None:
+        """ValueError for settings of the engine under which the Neuron rules cannot hold."""
+        if bool(self.scheduler_config.async_scheduling) != self._is_async:
+            fitting = "NeuronScheduler" if self._is_async else "NeuronAsyncScheduler"
+            raise ValueError(
+                f"async_scheduling={self.scheduler_config.async_scheduling}: must be "
+                f"{self._is_async} for {type(self).__name__}; or use {fitting}"
+            )
+        if self.dynamic_sd_lookup is not None:
+            # The count of drafts follows the requests of a step, and a prefill step has one.
+            raise ValueError(
+                "num_speculative_tokens_per_batch_size: must be unset, the rows of a decode batch "
+                "would have different numbers of drafts"
+            )
 
     def _read_group_limits(self) -> list[tuple[int, int]]:
         """Tokens per block and most blocks of one request, for each group of layers."""
@@ -109,6 +119,20 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
             )
             for spec in specs
         ]
+
+    def _guard_watermark(self) -> None:
+        """Let the watermark hold for a prefill although the running requests are hidden from it.
+
+        vLLM keeps the watermark free unless nothing runs, and sees nothing run then.
+        """
+        manager: Any = self.kv_cache_manager
+        allocate_slots = manager.allocate_slots
+
+        def guarded(*args: Any, has_scheduled_reqs: bool = True, **kwargs: Any) -> Any:
+            has_others = has_scheduled_reqs or bool(self.running_holdback)
+            return allocate_slots(*args, has_scheduled_reqs=has_others, **kwargs)
+
+        manager.allocate_slots = guarded
 
     # Requests come and go.
 
@@ -151,7 +175,7 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
 
     def _unschedulable_reason(self, request: Any) -> str | None:
         # Pooling requests have no sampling parameters.
-        can_hang = self._min_tokens_can_hang and request.sampling_params is not None
+        can_hang = _MIN_TOKENS_OUTLAST_LENGTH and request.sampling_params is not None
         return unschedulable_reason(
             request.num_prompt_tokens,
             request.max_tokens,
@@ -165,11 +189,35 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """See NeuronRules.schedule; `throttle_prefills` comes from data-parallel serving."""
+        if self._decode_node is not None:
+            self._decode_node.joining = None
         output = super().schedule(throttle_prefills)
-        if not self.neuron_policy.is_literal and not self._decode_turn:
-            # The base saw next to no waiting request when it set this.
-            self.prefill_capacity_bound = bool(self.waiting)
+        is_open = not self._decode_turn and self._pause_state == PauseState.UNPAUSED
+        if not self.neuron_policy.is_literal and is_open:
+            # The base saw at most one waiting request when it set this.
+            num_blocked = sum(why is Admission.BLOCKED for why in self._refusals.values())
+            self.prefill_capacity_bound = self._num_waiting() > num_blocked
         return output
+
+    def _separate_phases(self) -> None:
+        """Let decodes run beside a request that adds no prefill."""
+        shown = [request for name in self.holdback_queues for request in getattr(self, name)]
+        if (
+            self._decode_node is not None
+            and len(shown) == 1
+            and not self.has_prefill_in_running
+            and self._decode_node.adds_no_prefill(shown[0])
+        ):
+            self._decode_node.joining = shown[0]
+        else:
+            super()._separate_phases()
+
+    def _finish_step(self, output: SchedulerOutput, refusals: dict[str, Admission]) -> None:
+        node = self._decode_node
+        if node is not None and node.joining is not None and output.num_scheduled_tokens:
+            # The last token of a prompt that was computed elsewhere is no prefill.
+            output.step_kind = "decode"
+        super()._finish_step(output, refusals)
 
     def get_request_counts(self) -> tuple[int, int]:
         """Running and waiting requests; the base asks during a step too, when most are hidden."""
@@ -182,11 +230,11 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
     @property
     def at_capacity(self) -> bool:
         """Whether as many requests run, or hold a place for their next input, as are allowed."""
-        if hasattr(self, "max_num_active_reqs"):
-            num_active = len(self.running) + self.num_waiting_for_streaming_input
-            if num_active >= self.max_num_active_reqs:
-                return True
-        return super().at_capacity
+        num_active = len(self.running)
+        if _STREAMS_HOLD_SEATS:
+            num_active += self.num_waiting_for_streaming_input
+        # 0.31 and newer may admit fewer requests than may run.
+        return num_active >= getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
 
     def _max_concurrency(self, num_blocks: int) -> int:
         if not self.kv_cache_config.kv_cache_groups:
@@ -212,7 +260,7 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         else:
             is_blocked = self._is_blocked_waiting_status(request.status)
             is_ready = not is_blocked or self._try_promote_blocked_waiting_request(request)
-        # From 0.32 on a preempted request waits for the tokens that were in flight.
+        # From 0.27 on a preempted request waits for the tokens that were in flight.
         awaits_tokens = getattr(request, "num_stale_output_tokens", 0)
         if awaits_tokens and not request.drop_stale_output:
             return False
@@ -227,7 +275,7 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         return len(adapters) <= int(self.lora_config.max_loras)
 
     def _may_admit(self, request: Request) -> bool:
-        if self._pause_state == PauseState.PAUSED_NEW and hasattr(self, "kv_holding_waiting"):
+        if self._pause_state == PauseState.PAUSED_NEW and _BLOCK_OWNERS_QUEUE_APART:
             return self._owns_blocks(request)
         return super()._may_admit(request)
 
@@ -247,8 +295,8 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
 
     def _queues_in_turn(self) -> Sequence[str]:
         names = self.waiting_queue_names
-        if self.scheduler_config.policy == "priority" and "skipped_waiting" in names:
-            # 0.24 compares the heads of its two queues; requests order themselves.
+        if self.scheduler_config.policy == "priority" and not _BLOCK_OWNERS_QUEUE_APART:
+            # Until 0.30 vLLM compares the heads of its two queues; requests order themselves.
             heads: list[tuple[Any, str]] = [
                 (self.holdback_queues[name].peek_request(), name)
                 for name in names
@@ -279,11 +327,6 @@ class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):  # type: ignore[mis
     """vLLM's asynchronous scheduler with the Neuron rules."""
 
     _is_async = True
-
-
-def _buckets(options: dict[str, Any], name: str, last: int, smallest: int = 128) -> list[int]:
-    given = options.get(name)
-    return default_buckets(last, smallest) if given is None else check_buckets(name, given, last)
 
 
 def _client_index(request: Any) -> int:
