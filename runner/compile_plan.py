@@ -9,8 +9,8 @@ A Neuron graph has fixed shapes. The list follows from the configuration alone:
 
 With K the largest number of known tokens of a request, `min(max_model_len - 1, rows of the usable
 blocks)`, and c the largest chunk, a first chunk has 1..min(c, K) tokens and a later one
-1..min(c, K - p), p being the smallest prior: of one block when the prefix cache is on, of c when
-prompts are computed in chunks.
+1..min(c, K - p), p being the smallest prior: of one block when the prefix cache is on, of the
+shortest chunk when prompts are computed in chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -105,15 +105,14 @@ class CompilePlan:
         config = self._config
         usable_rows = (config.num_blocks - 1) * config.block_size
         most_known = min(config.max_model_len - 1, usable_rows)
-        chunk = min(
-            config.step_token_budget, config.long_prefill_token_threshold or config.max_model_len
-        )
+        # The threshold cuts the prompts of requests that are not alone, and only those.
+        chunk = config.step_token_budget
+        shortest = min(chunk, config.long_prefill_token_threshold or chunk)
         for bucket in _reachable(config.prefill_buckets, 1, min(chunk, most_known)):
             yield self._prefill_shape("prefill", bucket)
         priors = [config.block_size] if config.enable_prefix_caching else []
-        # The threshold makes chunks whether or not chunked prefill is on.
-        if config.enable_chunked_prefill or config.long_prefill_token_threshold:
-            priors.append(chunk)
+        if config.enable_chunked_prefill:
+            priors.append(shortest)
         smallest_prior = min(priors, default=most_known)
         for bucket in _reachable(
             config.prefill_buckets, 1, min(chunk, most_known - smallest_prior)

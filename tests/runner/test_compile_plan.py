@@ -70,20 +70,6 @@ def test_without_cache_and_without_chunks_nothing_is_segmented() -> None:
     assert summary(plan)["segmented_prefill"] == []
 
 
-def test_a_threshold_makes_chunks_although_chunked_prefill_is_off() -> None:
-    # The second chunk begins behind 64 tokens, so it may have up to 64 of the 399 known ones.
-    plan = CompilePlan(
-        config(
-            max_num_batched_tokens=400,
-            block_size=128,
-            enable_chunked_prefill=False,
-            long_prefill_token_threshold=64,
-            num_batched_tokens_buckets=[32, 64, 400],
-        )
-    )
-    assert summary(plan)["segmented_prefill"] == [32, 64]
-
-
 def test_without_cache_only_the_rest_behind_a_full_chunk_is_segmented() -> None:
     # A request knows at most 299 tokens, 200 of them in its first chunk: 99 are left.
     plan = CompilePlan(config(enable_prefix_caching=False, max_model_len=300))
@@ -103,9 +89,9 @@ def test_a_small_cache_bounds_the_shapes() -> None:
     assert summary(plan)["segmented_prefill"] == [112]
 
 
-def test_a_long_prefill_threshold_bounds_the_chunks() -> None:
+def test_a_long_prefill_threshold_bounds_no_prompt_that_is_alone() -> None:
     plan = CompilePlan(config(long_prefill_token_threshold=64))
-    assert summary(plan)["prefill"] == [128]
+    assert summary(plan)["prefill"] == [128, 200]
 
 
 def test_a_chunk_shorter_than_a_block_leaves_more_to_compute_than_a_hit() -> None:
@@ -221,7 +207,7 @@ def test_the_plan_is_exactly_what_all_request_lengths_reach(
         block_size=block_size,
         num_blocks=num_blocks,
         enable_prefix_caching=caching,
-        long_prefill_token_threshold=threshold,
+        long_prefill_token_threshold=threshold if chunked else 0,
         num_batched_tokens_buckets=range(1, min(budget, max_model_len) + 1),
         num_seqs_buckets=range(1, max_num_seqs + 1),
     )
