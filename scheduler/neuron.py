@@ -185,18 +185,20 @@ class NeuronRules(_BaseScheduler):
         """
         running = self.running
         self._decode_turn = self._is_decode_turn(throttle_prefills)
+        output: SchedulerOutput | None = None
         try:
             self._hide_waiting()
             refusals = self._show_admitted()
             self._separate_phases()
             output = super().schedule(throttle_prefills)
-            try:
-                self._finish_step(output, refusals)
-            except BaseException as error:
-                self._step_was_refused(output, error)
-                raise
-        finally:
+            self._finish_step(output, refusals)
             self._restore(running)
+        except BaseException as error:
+            if output is not None:
+                self._step_was_refused(output, error)
+            # Once more if it was interrupted itself.
+            self._restore(running)
+            raise
         return output
 
     def _is_decode_turn(self, throttle_prefills: bool) -> bool:
