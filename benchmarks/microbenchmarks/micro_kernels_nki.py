@@ -262,10 +262,11 @@ def sustained_matmul_kernel(x: nl.NkiTensor, trips: nl.NkiTensor) -> nl.NkiTenso
     out = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.shared_hbm)
     rows = nl.ndarray((PARTITIONS, 768), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.dma_copy(dst=rows, src=x)
-    first = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.psum)
-    second = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.psum)
+    result = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.sbuf)
 
     def body(i: nisa.VirtualRegister) -> None:
+        first = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.psum)
+        second = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.psum)
         for _ in range(32):
             nisa.nc_matmul(
                 dst=first, stationary=rows[:, 0:128], moving=rows[:, 256:768], accumulate=False
@@ -273,10 +274,9 @@ def sustained_matmul_kernel(x: nl.NkiTensor, trips: nl.NkiTensor) -> nl.NkiTenso
             nisa.nc_matmul(
                 dst=second, stationary=rows[:, 128:256], moving=rows[:, 256:768], accumulate=False
             )
+        nisa.tensor_copy(dst=result, src=first)
 
     nl.fori_loop(0, trip_count(trips), body)
-    result = nl.ndarray((PARTITIONS, 512), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=result, src=first)
     nisa.dma_copy(dst=out, src=result)
     return out
 

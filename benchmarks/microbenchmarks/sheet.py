@@ -148,7 +148,7 @@ SHEET: tuple[Experiment, ...] = (
         "cycles of an independent exp PSUM -> SBUF beyond its columns (ceiling at head_dim 128: "
         "96 % if 64; trn1 took 76 to 91)",
         "exp_kernel",
-        (512, 1024, 1536, 2048),
+        (128, 256, 384, 512),
         (64, 256),
         lambda columns, n: {"x": np.zeros((128, 1), np.float32), "repeats": n, "columns": columns},
         _fit_exp,
