@@ -23,16 +23,17 @@ with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_si
 """
 
 from .launch import Launch, run
-from .launch_decode import paged_decode
+from .launch_decode import DecodePlan, paged_decode, prepare_paged_decode
 from .launch_prefill import (
     padded_prefill,
     prepare_padded_prefill,
     prepare_segmented_attention,
     segmented_attention,
 )
-from .launch_write import write_kv_cache
+from .launch_write import prepare_write_kv_cache, write_kv_cache
 
 __all__ = [
-    "Launch", "padded_prefill", "paged_decode", "prepare_padded_prefill",
-    "prepare_segmented_attention", "run", "segmented_attention", "write_kv_cache",
+    "DecodePlan", "Launch", "padded_prefill", "paged_decode", "prepare_padded_prefill",
+    "prepare_paged_decode", "prepare_segmented_attention", "prepare_write_kv_cache", "run",
+    "segmented_attention", "write_kv_cache",
 ]  # fmt: skip

@@ -1,21 +1,20 @@
-"""The host function of decode: arguments checked, the step planned, one launch."""
+"""The host functions of decode: a step is planned once, each layer is checked and launched."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..reference.attention import queries_per_kv_head
 from .addresses import used_blocks
-from .arrays import array_kind, read_optional
+from .arrays import Array, array_kind, read_optional
 from .device.paged_decode_nki import paged_decode_kernel
 from .launch import Launch, execute, run
-from .plan.decode_plan import plan_decode
-from .plan.decode_shape import MOST_PLAN_BYTES, decode_shape
+from .plan.decode_plan import DecodeLists, Step, plan_lists
+from .plan.decode_shape import MOST_PLAN_BYTES, DecodeCall, DecodeShape, decode_shape
 from .sizes import PARTITIONS
 from .validation import (
-    FP8_DTYPES,
-    Array,
     check_cache_scale,
     check_caches,
     check_choice,
@@ -31,13 +30,88 @@ from .validation import (
 )
 
 
+@dataclass(frozen=True)
+class DecodePlan:
+    """The work of one decode step, the same for all layers: make it once with `build`."""
+
+    step: Step
+    shape: DecodeShape
+    lists: DecodeLists
+    k_pre_transposed: bool
+    layer: tuple[tuple[int, ...], ...]
+    """Shapes of q and the caches, which all layers share, and bytes of their elements."""
+
+    @classmethod
+    def build(
+        cls,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        block_tables: Any,
+        context_lens: Any,
+        *,
+        query_lens: Any = None,
+        sliding_window: int | None = None,
+        k_pre_transposed: bool = False,
+        lnc: int = 1,
+    ) -> "DecodePlan":
+        """Plan a step; arguments as those of `paged_decode`.
+
+        q and the caches are those of any layer: only their shapes and dtypes count.
+        """
+        kind = array_kind(
+            q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables,
+            context_lens=context_lens,
+        )  # fmt: skip
+        q_, k_rows, v_rows, tables, lengths = map(
+            kind.read, (q, k_cache, v_cache, block_tables, context_lens)
+        )
+        lnc = check_cores(lnc)
+        group = _check_layer(q_, k_rows, v_rows, k_pre_transposed)
+        num_requests, _, num_queries, head_dim = q_.shape
+        num_kv_heads, block_size = v_rows.shape[1:3]
+        check_integers("block_tables", tables, (num_requests, None))
+        check_integers("context_lens", lengths, (num_requests,))
+        queries = read_optional(kind, query_lens)
+        if queries is None:
+            queries = np.full(num_requests, num_queries, np.int32)
+        check_integers("query_lens", queries, (num_requests,))
+        _check_counts("context_lens", lengths, tables.shape[1] * block_size)
+        _check_counts("query_lens", queries, num_queries)
+        tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
+        window = check_window(sliding_window)
+        shape = decode_shape(
+            DecodeCall(
+                num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, block_size,
+                k_rows.dtype.itemsize, tables.shape[1] * block_size, window is not None, lnc,
+                k_pre_transposed,
+            )
+        )  # fmt: skip
+        if shape.plan_bytes(lnc) > MOST_PLAN_BYTES:
+            raise ValueError(
+                f"block_tables: shape {tables.shape} with T={num_queries} needs a plan of "
+                f"{shape.plan_bytes(lnc)} bytes, must be at most {MOST_PLAN_BYTES}: give shorter "
+                "tables or fewer requests"
+            )
+        step = Step(tables, lengths, queries, window, block_size, num_kv_heads, lnc)
+        layer = _layer_of(q_, k_rows, v_rows)
+        return cls(step, shape, plan_lists(shape, step), k_pre_transposed, layer)
+
+    def only(self, request: int | np.integer[Any]) -> "DecodePlan":
+        """The same step without the other requests."""
+        others = np.arange(len(self.step.query_lens)) != request
+        step = replace(self.step, query_lens=np.where(others, 0, self.step.query_lens))
+        return replace(self, step=step, lists=plan_lists(self.shape, step))
+
+
 def paged_decode(
     q: Any,
     k_cache: Any,
     v_cache: Any,
-    block_tables: Any,
-    context_lens: Any,
+    block_tables: Any = None,
+    context_lens: Any = None,
     *,
+    plan: DecodePlan | None = None,
     query_lens: Any = None,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -54,12 +128,15 @@ def paged_decode(
     block_tables [B, max_blocks] and context_lens [B] int32; query_lens [B] int32 within 0..T, None
     is T. Query t of request b is real when t < query_lens[b], at position
     context_lens[b] - query_lens[b] + t; other rows are zero. Returns out [B, H, T, d].
+
+    A `plan` of the step stands for block_tables, context_lens, query_lens, sliding_window,
+    k_pre_transposed and lnc, which are not given then.
     """
     return run(
         prepare_paged_decode(
-            q, k_cache, v_cache, block_tables, context_lens, query_lens=query_lens, scale=scale,
-            sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
-            k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
+            q, k_cache, v_cache, block_tables, context_lens, plan=plan, query_lens=query_lens,
+            scale=scale, sliding_window=sliding_window, sinks=sinks, k_scale=k_scale,
+            v_scale=v_scale, k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
         )
     )  # fmt: skip
 
@@ -68,9 +145,10 @@ def prepare_paged_decode(
     q: Any,
     k_cache: Any,
     v_cache: Any,
-    block_tables: Any,
-    context_lens: Any,
+    block_tables: Any = None,
+    context_lens: Any = None,
     *,
+    plan: DecodePlan | None = None,
     query_lens: Any = None,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -82,72 +160,79 @@ def prepare_paged_decode(
     lnc: int = 1,
 ) -> Launch[Any]:
     """The checked and planned launch of `paged_decode`."""
-    kind = array_kind(
-        q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, context_lens=context_lens
-    )
-    q_, k_rows, v_rows, tables, lengths = map(
-        kind.read, (q, k_cache, v_cache, block_tables, context_lens)
-    )
-    lnc = check_cores(lnc)
     check_choice("softmax", softmax, ("auto", "exact"))
-    check_shape("q", q_, (None, None, None, None), "B, H, T, d")
-    num_requests, num_q_heads, num_queries, head_dim = q_.shape
-    check_caches(k_rows, v_rows, None, head_dim, k_pre_transposed)
-    check_dtypes(q_.dtype, {}, {"k_cache": k_rows, "v_cache": v_rows})
-    group = queries_per_kv_head(num_q_heads, k_rows.shape[1])
-    if group * num_queries > PARTITIONS:
+    if plan is None:
+        plan = DecodePlan.build(
+            q, k_cache, v_cache, block_tables, context_lens, query_lens=query_lens,
+            sliding_window=sliding_window, k_pre_transposed=k_pre_transposed, lnc=lnc,
+        )  # fmt: skip
+    else:
+        _check_alone(
+            block_tables=block_tables, context_lens=context_lens, query_lens=query_lens,
+            sliding_window=sliding_window, k_pre_transposed=k_pre_transposed or None,
+            lnc=None if lnc == 1 else lnc,
+        )  # fmt: skip
+    kind = array_kind(q=q, k_cache=k_cache, v_cache=v_cache)
+    q_, k_rows, v_rows = map(kind.read, (q, k_cache, v_cache))
+    _check_layer(q_, k_rows, v_rows, plan.k_pre_transposed)
+    if _layer_of(q_, k_rows, v_rows) != plan.layer:
         raise ValueError(
-            f"q: {group} query heads per KV head times T={num_queries} must be at most {PARTITIONS}"
-        )
-    check_integers("block_tables", tables, (num_requests, None))
-    check_integers("context_lens", lengths, (num_requests,))
-    queries = read_optional(kind, query_lens)
-    if queries is None:
-        queries = np.full(num_requests, num_queries, np.int32)
-    check_integers("query_lens", queries, (num_requests,))
-    block_size = v_rows.shape[2]
-    for i in range(num_requests):
-        check_count(f"context_lens[{i}]", lengths[i], tables.shape[1] * block_size)
-        check_count(f"query_lens[{i}]", queries[i], num_queries)
-    num_kv_heads = k_rows.shape[1]
-    tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
-    window = check_window(sliding_window)
-    shape = decode_shape(
-        num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, q_.dtype.itemsize,
-        tables.shape[1] * block_size, window is not None, lnc, k_pre_transposed,
-        k_rows.dtype in FP8_DTYPES,
-    )  # fmt: skip
-    if shape.plan_bytes(num_queries, lnc) > MOST_PLAN_BYTES:
-        raise ValueError(
-            f"block_tables: shape {tables.shape} with T={num_queries} needs a plan of "
-            f"{shape.plan_bytes(num_queries, lnc)} bytes, must be at most {MOST_PLAN_BYTES}: give "
-            "shorter tables or fewer requests"
+            f"plan: made for q, k_cache, v_cache and bytes per element {plan.layer}, not for "
+            f"{_layer_of(q_, k_rows, v_rows)}"
         )
     factors = (
-        check_scale(scale, head_dim),
-        check_sinks(read_optional(kind, sinks), num_q_heads),
+        check_scale(scale, q_.shape[3]),
+        check_sinks(read_optional(kind, sinks), q_.shape[1]),
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
     )
 
-    def launch(of_queries: Array, finish: Callable[[Array], Any]) -> Launch[Any]:
-        plan = plan_decode(
-            shape, tables, lengths, of_queries, num_queries, window, block_size, num_kv_heads, lnc,
-            head_dim if k_pre_transposed else None,
-        )  # fmt: skip
+    def launch(plan: DecodePlan, finish: Callable[[Array], Any]) -> Launch[Any]:
+        shape = plan.shape
         arrays = (
-            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.arrays(), shape.heads, shape.tokens,
-            shape.slots, *factors, *plan.key_arrays(),
+            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.lists.arrays(), shape.tokens,
+            shape.edge_tokens, shape.tiles, shape.part_segments, *factors, plan.k_pre_transposed,
         )  # fmt: skip
-        return Launch(paged_decode_kernel, lnc, arrays, finish)
+        return Launch(paged_decode_kernel, plan.step.num_cores, arrays, finish)
 
     def finish(out: Array) -> Any:
-        for request in np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3))):
-            # Those that share slots or edge tiles share NaN and infinity; alone, a request has its
-            # own.
-            if num_requests > 1:
-                own = np.where(np.arange(num_requests) == request, queries, 0)
-                out[request] = execute(launch(own, kind.give))[request]
+        # Requests that share a work tile share NaN and infinity; alone, a request has its own.
+        for request in (
+            np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3))) if len(out) > 1 else ()
+        ):
+            out[request] = execute(launch(plan.only(request), kind.give))[request]
         return kind.give(out)
 
-    return launch(queries, finish)
+    return launch(plan, finish)
+
+
+def _check_layer(q: Array, k_cache: Array, v_cache: Array, k_pre_transposed: bool) -> int:
+    """Shapes and dtypes of a layer; query heads per KV head."""
+    check_shape("q", q, (None, None, None, None), "B, H, T, d")
+    _, num_q_heads, num_queries, head_dim = q.shape
+    check_caches(k_cache, v_cache, None, head_dim, k_pre_transposed)
+    check_dtypes(q.dtype, {}, {"k_cache": k_cache, "v_cache": v_cache})
+    group = queries_per_kv_head(num_q_heads, k_cache.shape[1])
+    if group * num_queries > PARTITIONS:
+        raise ValueError(
+            f"q: {group} query heads per KV head times T={num_queries} must be at most {PARTITIONS}"
+        )
+    return group
+
+
+def _layer_of(*arrays: Array) -> tuple[tuple[int, ...], ...]:
+    """What the layers of a step share."""
+    return (*(array.shape for array in arrays), tuple(array.dtype.itemsize for array in arrays))
+
+
+def _check_counts(name: str, counts: Array, most: int) -> None:
+    """Counts are within 0..most."""
+    for i in np.flatnonzero((counts < 0) | (counts > most))[:1].tolist():
+        check_count(f"{name}[{i}]", counts[i], most)
+
+
+def _check_alone(**arguments: Any) -> None:
+    """A plan comes without the arguments that it stands for."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{name}: given with a plan, which holds it")

@@ -26,9 +26,3 @@ MASKED = -1.5e38
 """Added to the score of a key that a row does not see, at most twice: finite then, so that the
 hardware never meets infinity. Stays below FLOOR after a multiplication with a k_scale down to 1e-6.
 """
-
-SLOT_BYTES = 4096
-"""Most bytes per partition of a slot's keys in decode."""
-
-EDGE_COLUMN = PARTITIONS
-"""Where the scores of decode's edge tokens begin in their PSUM bank."""

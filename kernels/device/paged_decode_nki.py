@@ -10,265 +10,207 @@ are the stored ones times k_scale[g], v_scale[g]. Other rows are zero.
 
 Supported range and errors. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256,
 block_size a power of two >= 16; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two
-cores.
-Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and holes
-are in the lists of `kernels/plan`, made on the host for each step; sizes that are compiled in
-depend on shapes alone. `segattn.kernels.paged_decode` raises ValueError for anything else; the
-kernel only asserts shapes.
+cores. Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and
+holes are in the lists of `kernels/plan`, made on the host once per step for all layers; sizes that
+are compiled in depend on shapes alone. `segattn.kernels.paged_decode` raises ValueError for
+anything else; the kernel only asserts shapes.
 
-Loop nest. Group of slots (runtime count) -> slot: up to 128 runs of `tokens` tokens -> run token.
-A slot holds spans: runs of up to `slot_spans` chains; a chain is a request on `heads` KV heads. A
-trip of the loop has the scores of a group and the values of the one before (decode/pipeline.py), so
-that gathers are a group ahead, softmax hides behind transposes, and work is rounded up to one
-group. Two cores take half of the slots each.
+Loop nest. Batch of work tiles (runtime count, the same on both cores) -> work tile: up to 128 runs
+of `tokens` tokens -> token of the runs. The only device loop is the one over batches; its body is
+decode/work_tile.py, where the pipeline is drawn. Nothing but SBUF goes from trip to trip.
 
-Layouts, N = slots * slot_spans * rows of a group, run r of a slot on partition p, its token j:
-    keys, values  [128 p, (head, j, d)]        4 KiB descriptors where a run has them
-    key columns   [features <= 128, 128 p]     of one j, or of 128 / d of them; fp8 in pairs of
-                                               features, of one j or of 256 / d
-    queries       [features, (j, span, row)]   zero outside the j of the feature where there are
-                                               several; for fp8 even and odd features apart
-    scores        [128 p, (span, row, j)] PSUM, up to four banks;  weights [128 p, (j, span, row)]
-    sums          [d, (span, row)] PSUM, row sums beside them
-    edge tokens   one per partition, against the rows of all spans
-With key_blocks the K cache is [num_blocks, KV, d, block_size]: keys of a slot are staged as
-[features, (head, block, token)], and DVE selects the columns of one j, zero for absent runs.
+Layouts. Run r of a tile on partition p, S segments of `rows` query rows in a tile:
+    keys, values  [128 p, (token, d)]       one descriptor per run; pre-transposed keys (d, token)
+    queries       [features, (pack, segment, row)]
+    scores        [128 p, (segment, row, token)] PSUM, one bank;  weights (token, segment, row)
+    row maxima, row sums, outputs   [128 or d, (segment, row)], the same on all partitions
 
-On-chip memory per partition: staging tiles of at most 2 * 16 KiB for keys and values of a group;
-key columns 4 * 2 KiB; weights b N (tokens + edge tiles), queries pack * b N, states 24 * N for d up
-to 128: 4 slots of 2 spans with 8 rows, d = 128, bf16, N = 64: 32 + 8 + 2.2 + 0.1 + 1.5, edge
-tokens, lists and temporary tiles at most 8 = 52 KiB; before the first group also zeros, 4 KiB.
-PSUM: scores 1 to 4 banks, transposes 5 to 2, weighted values 1, small numbers and edge tokens 1.
+On-chip memory per partition: 3 staging tiles of 8 KiB each for keys and for values (16 KiB for
+pre-transposed keys), 3 * 2 KiB transposed keys, 2 KiB weights and 4 KiB fp32 scores in flight per
+tile, 4 * N * rows bytes for each of the states. PSUM: transposes 2 banks, scores 2, outputs, sums
+and maxima five quarters of one.
 
 Numerics. Exact running maximum of every row, never below FLOOR; scores minus maximum in fp32, exp
-of it, fp32 sums; weights in the dtype of q. Runs that are absent or of another span get MASKED
-added by PE, edge tokens that a row does not see are replaced; only real, mapped rows of the cache
-are gathered, so staging tiles are as finite as those rows. Requests that share a slot or a tile of
-edge tokens multiply each other's keys and queries: NaN, infinity or a product beyond fp32 (|q| |k|
-above 1e38) in one makes NaN of all. The host function runs requests that are not finite again, each
-alone. fp8 keys enter PE as they are, past a transpose of pairs as 16-bit elements, which trn2 does
-bit by bit; k_scale joins the softmax scale in fp32, v_scale the result. A chain that two cores
-share is added up at the end with its own maxima.
+of it, fp32 sums; weights in the dtype of q. Partitions that are absent or of another segment are
+masked, edge tokens that a row does not see are replaced. Requests that share a tile multiply each
+other's keys and queries: NaN or infinity in one makes NaN of all. The host function runs requests
+that are not finite again, each alone. fp8 keys enter PE as they are; k_scale joins the softmax
+scale in fp32, v_scale the result. A sequence that two cores share is added up at the end.
 """
 
 from ..backend import nisa, nki, nl
-from ..sizes import MASKED, PARTITIONS, SLOT_BYTES
-from .decode.group import DecodeGroup
-from .decode.pipeline import GroupEnd, GroupScores, begin
-from .decode.stage import DecodeStage
-from .decode.sums import SpanSums, SumsShape
-from .decode.tensors import (
-    ChainFactors,
-    DecodeBuffers,
-    DecodePlanTensors,
-    DecodeTensors,
-    store_rows,
+from ..sizes import PARTITIONS
+from .decode.batch import (
+    Constants,
+    DecodeArguments,
+    Psum,
+    State,
+    exponentials,
+    new_state,
+    numbers_of,
+    read_lists,
+    store_outputs,
 )
-from .loading import element_bytes
+from .decode.keys import KeyColumns, KeyRows, KeySource
+from .decode.work_tile import Batch, Stages
 
 
-def group_count(num_groups: nl.NkiTensor, core: int) -> nisa.VirtualRegister:
-    """The number of groups of a core in a register."""
-    number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=number, src=num_groups[core : core + 1, :])
-    register = nisa.register_alloc()
-    nisa.register_load(register, number)
-    return register
-
-
-def clear_empty(
-    empty_chains: nl.NkiTensor,  # [cores, 128 * n] int32 HBM
-    core: int,
-    rows: int,
-    zeros: nl.NkiTensor,  # [128, SLOT_BYTES / 4] fp32
-    out: nl.NkiTensor,  # [B, H, T, d]
-) -> None:
-    """Store zeros for the chains that see nothing."""
-    num_requests, num_q_heads, num_queries, d = out.shape
-    room = empty_chains.shape[1]
-    chains = out.reshape((num_requests * num_q_heads * num_queries // rows, rows * d))
-    per_row = SLOT_BYTES // element_bytes(out.dtype)
+def clear_empty(empty: nl.NkiTensor, core: int, args: DecodeArguments) -> None:
+    """Store zeros for the sequences that see nothing; empty [cores, 128 * n] int32 HBM."""
+    room, width = empty.shape[1], args.rows * args.d
+    sequences = args.out_rows.reshape((args.out_rows.shape[0] // args.rows, width))
+    zeros = nl.ndarray((PARTITIONS, width), dtype=args.out.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
     for first in range(0, room, PARTITIONS):
         index = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(
-            dst=index, src=empty_chains.ap([[1, PARTITIONS], [1, 1]], offset=core * room + first)
+            dst=index, src=empty.ap([[1, PARTITIONS], [1, 1]], offset=core * room + first)
         )
         nisa.dma_copy(
-            dst=chains.ap(
-                [[rows * d, PARTITIONS], [d, rows], [1, d]], offset=0, vector_offset=index,
-                indirect_dim=0,
+            dst=sequences.ap(
+                [[width, PARTITIONS], [1, width]], offset=0, vector_offset=index, indirect_dim=0
             ),
-            src=zeros.ap([[per_row, PARTITIONS], [0, rows], [1, d]], dtype=out.dtype),
+            src=zeros,
             oob_mode=nisa.oob_mode.skip,
-        )  # fmt: skip
+        )
 
 
-def share_chain(
-    tensors: DecodeTensors,
-    buffers: DecodeBuffers,
-    last: SpanSums,  # of the core
-    scale: float,
-    core: int,
-    shared_chain: nl.NkiTensor,  # [cores, 1, 2] int32 HBM
-    shared_out_rows: nl.NkiTensor,  # [cores, 1, rows] int32 HBM
-    shared_real_rows: nl.NkiTensor,  # [cores, 1, rows] uint8 HBM
-    out: nl.NkiTensor,
+def carry(last: State, carried: State) -> None:
+    """Keep the state of the last tile for the next batch."""
+    nisa.tensor_copy(dst=carried.row_max, src=last.row_max)
+    for own, new in zip(carried.sums(), last.sums(), strict=True):
+        nisa.tensor_copy(dst=own, src=new)
+
+
+def share_sequence(
+    args: DecodeArguments, constants: Constants, carried: State, core: int, shared: nl.NkiTensor
 ) -> None:
-    """Add up the chain that both cores end with: the other core's state is one more span."""
-    shape, height, rows = last.shape, last.height, last.shape.rows
-    parts = shape.parts + 1
-    values = parts * rows
-    mine = nl.ndarray((PARTITIONS, values + rows), dtype=nl.float32, buffer=nl.sbuf)
-    other = nl.ndarray((PARTITIONS, values + rows), dtype=nl.float32, buffer=nl.sbuf)
+    """Add up the sequence that both cores end with; shared [cores, 128, 5] int32 HBM."""
+    rows = args.rows
+    numbers = nl.ndarray((PARTITIONS, 5), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(
+        dst=numbers, src=shared.ap([[5, PARTITIONS], [1, 5]], offset=core * 5 * PARTITIONS)
+    )
+    is_last = nl.ndarray((PARTITIONS, 1), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=is_last, src=numbers[:, 4:5])
+    width = (2 + len(carried.outputs)) * rows
+    mine = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
+    other = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=mine, value=0.0)
-    nisa.tensor_copy(
-        dst=mine[0:height, 0:values], src=last.state_column(last.sums, last.spans, parts)
-    )
-    nisa.tensor_copy(
-        dst=mine[:, values : values + rows], src=last.state_column(last.shift, last.spans, 1)
-    )
+    last = carried.last(rows)
+    for i, each in enumerate([carried.row_max, *carried.sums()]):
+        height, end = each.shape[0], [last.row_max, *last.sums()][i]
+        picked = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=picked, src=each[:, 0:rows])
+        nisa.tensor_copy_predicated(
+            dst=picked, src=end, predicate=is_last.ap([[1, height], [0, rows]])
+        )
+        nisa.tensor_copy(dst=mine[0:height, i * rows : (i + 1) * rows], src=picked)
     nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
-    group = nl.ndarray((1, 2), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=group, src=shared_chain.ap([[2, 1], [1, 2]], offset=2 * core))
-    factors = ChainFactors(tensors, buffers, scale, 1)
-    factors.fetch(group)
-    factors.load()
-    begins = nl.ndarray((PARTITIONS, 2), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=begins[:, 0:1], value=MASKED)
-    nisa.memset(dst=begins[:, 1:2], value=0.0)
-    sums = SpanSums(shape, 1, begins)
-    sums.write_constants()
-    sums.begin(last, other[:, values : values + rows])
-    sums.correct(factors)
-    # The other state was made with its own shift.
-    change = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
+    psum = Psum(args.q.dtype)
+    factors: nl.NkiTensor | None = None
+    if args.k_scales is not None:
+        column = numbers_of(args.k_scales, numbers[0:rows, 2:3])
+        nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=args.scale)
+        factors = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=factors, src=constants.spread(column, psum.maxima[1]))
+    row_max = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=row_max, data1=mine[:, 0:rows], data2=other[:, 0:rows], op=nl.maximum)
+    for state in (mine, other):
+        change = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=change, data1=state[:, 0:rows], data2=row_max, op=nl.subtract)
+        alpha = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+        exponentials(alpha, change, args.scale, factors)
+        for i in range(1, width // rows):
+            own = state[:, i * rows : (i + 1) * rows]
+            nisa.tensor_tensor(dst=own, data1=own, data2=alpha, op=nl.multiply)
     nisa.tensor_tensor(
-        dst=change, data1=other[0:height, values : values + rows],
-        data2=sums.by_span(sums.shift, height, 0), op=nl.subtract,
-    )  # fmt: skip
-    keys = factors.keys
-    if keys is not None:
-        keys = keys[0:height, :]
-    factors.exponentials(change, change, keys)
-    nisa.tensor_tensor(
-        dst=other[0:height, 0:values], data1=other[0:height, 0:values],
-        data2=change.ap([[rows, height], [0, parts], [1, rows]]), op=nl.multiply,
-    )  # fmt: skip
-    sums.add(last, other[0:height, 0:values])
-
-    out_rows = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    column = [[1, rows], [1, 1]]
-    nisa.dma_copy(dst=out_rows, src=shared_out_rows.ap(column, offset=core * rows))
-    real_rows = nl.ndarray((rows, 1), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.dma_copy(dst=real_rows, src=shared_real_rows.ap(column, offset=core * rows))
-    outputs = nl.ndarray((height, shape.parts * rows), dtype=nl.float32, buffer=nl.sbuf)
-    sums.normalise(factors.spread_sinks(height), factors, outputs)
-    store_rows(outputs, buffers, factors.values, real_rows, out_rows, out)
+        dst=mine[:, rows:width], data1=mine[:, rows:width], data2=other[:, rows:width], op=nl.add
+    )
+    found = [row_max[0:1, :], mine[0:1, rows : 2 * rows]]
+    for part, (_, number) in enumerate(args.feature_parts):
+        found.append(mine[0:number, (2 + part) * rows : (3 + part) * rows])
+    real = nl.ndarray((rows, 1), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=real, src=numbers[0:rows, 3:4])
+    columns = [numbers[0:rows, i : i + 1] for i in range(3)]
+    predicate = real.ap([[1, rows], [0, args.d]])
+    store_outputs(args, constants, psum.scores[0], found, columns, predicate)
 
 
 @nki.jit
 def paged_decode_kernel(
     q: nl.NkiTensor,  # [B, H, T, d]
-    k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
+    k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], or [num_blocks, KV, d, block_size]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    num_groups: nl.NkiTensor,  # the arrays of plan.decode_plan.DecodePlan, in its order
-    gather_rows: nl.NkiTensor,
-    chains: nl.NkiTensor,
-    absent: nl.NkiTensor,
-    edge_seen: nl.NkiTensor,
-    begins: nl.NkiTensor,
-    out_rows: nl.NkiTensor,
-    real_rows: nl.NkiTensor,
-    shared_chain: nl.NkiTensor,
-    shared_out_rows: nl.NkiTensor,
-    shared_real_rows: nl.NkiTensor,
-    empty_chains: nl.NkiTensor,
-    heads: int,  # KV heads of a chain
-    tokens: int,  # tokens of a run
-    slots: int,  # slots of a group
+    num_batches: nl.NkiTensor,  # the arrays of plan.decode_plan.DecodeLists, in its order
+    indices: nl.NkiTensor,
+    masks: nl.NkiTensor,
+    flags: nl.NkiTensor,
+    shared: nl.NkiTensor,
+    empty: nl.NkiTensor,
+    tokens: int,  # sizes of plan.decode_shape.DecodeShape
+    edge_tokens: int,
+    tiles: int,
+    part_segments: int,
     scale: float,
     sinks: nl.NkiTensor | None,  # [1, H] fp32
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    key_blocks: nl.NkiTensor | None = None,  # with these arrays of the plan the K cache is
-    present: nl.NkiTensor | None = None,  # [num_blocks, KV, d, block_size]
+    k_pre_transposed: bool = False,
 ) -> nl.NkiTensor:
     """Attention [B, H, T, d] of each request's last tokens over its context."""
-    _, num_q_heads, num_queries, d = q.shape
-    num_kv_heads = k_cache.shape[1]
-    assert v_cache.shape[2] % tokens == 0, "a run must lie in one block"
-    rows = num_q_heads // num_kv_heads * heads * num_queries
-    assert rows <= PARTITIONS, "the query rows of a chain must fit 128 partitions"
-    core = nl.program_id(0)
-    num_cores = nl.num_programs(0)
-    spans = chains.shape[1] // 2
-    length = chains.shape[0] // num_cores
-    edge_tiles = gather_rows.shape[2] - slots
+    _, num_q_heads, num_queries, _ = q.shape
+    num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
+    assert block_size % tokens == 0, "a run must lie in one block"
+    rows = num_q_heads // num_kv_heads * num_queries
+    assert rows <= PARTITIONS, "the query rows of a sequence must fit 128 partitions"
+    core, num_cores = nl.program_id(0), nl.num_programs(0)
+    batches = indices.shape[0] // num_cores
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-
-    tensors = DecodeTensors(q, k_cache, v_cache, sinks, k_scales, v_scales, heads, tokens, rows)
-    plan = DecodePlanTensors(
-        gather_rows, chains, absent, edge_seen, begins, out_rows, real_rows, key_blocks, present,
-        core * length,
+    keys: KeySource = KeyRows(k_cache, q.dtype, edge_tokens)
+    if k_pre_transposed:
+        keys = KeyColumns(k_cache, q.dtype)
+    args = DecodeArguments(
+        q, v_cache, out, keys, scale, sinks, k_scales, v_scales, rows, tokens, edge_tokens, tiles,
+        masks.shape[2] - 2 * tiles, part_segments,
     )  # fmt: skip
-    shape = SumsShape(rows, d, (d + PARTITIONS - 1) // PARTITIONS)
-    zeros = nl.ndarray((PARTITIONS, SLOT_BYTES // 4), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zeros, value=0.0)
-    buffers = DecodeBuffers(tensors, slots, spans // slots)
-    stage = DecodeStage(tensors, plan, slots, spans, edge_tiles)
-    group = DecodeGroup(stage, buffers, shape, scale)
-    begin(group, zeros)
-    group.sums.clear()
-    clear_empty(empty_chains, core, rows, zeros, out)
-    if length > 1:
-        count = group_count(num_groups, core)
-        stage.fetch_key_rows(None, 1)
-        stage.fetch_key_chains(None, 1)
-        stage.value_rows.fetch(None, 1)
-    group.turn_queries()
-    GroupScores(group, None, length > 1).attend(None)
-    group.mask_edges()
-    if length > 1:
-        stage.fetch_chains(None, 1)
-        stage.begins.fetch(None, 0)
-        for each in stage.result_lists():
-            each.fetch(None, 0)
+    num_parts = len(args.parts)
+    number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=number, value=core * batches)
+    one = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=one, value=1)
+    stages = Stages(args, k_cache.dtype, num_parts)
+    stages.clear()
+    constants = Constants()
+    tile_columns = args.segments // tiles * rows
+    carried = new_state(args, tile_columns)
+    carried.clear()
+    clear_empty(empty, core, args)
 
-        def next_group(i: nisa.VirtualRegister) -> None:
-            stage.begins.take_all()
-            for each in stage.score_lists():
-                each.take_all()
-            group.factors.load()
-            scores = GroupScores(group, i, True)
-            group.find_maximum()
-            scores.turn(1)
-            group.find_shifts()
-            scores.begin()
-            group.weigh()
-            group.turn_queries()
-            stage.begins.fetch(i, 0)
-            group.factors.fetch(stage.chains)
-            scores.attend(GroupEnd(group, i, out))
-            group.mask_edges()
+    def attend_batch(_: object) -> None:
+        lists = read_lists([indices, masks, flags], number, tiles, num_parts)
+        batch = Batch(args, constants, stages, lists)
+        state = batch.run(carried)
+        if batches > 1 or num_cores == 2:
+            carry(state.last(tile_columns), carried)
+        for part, (first, count) in enumerate(args.parts):
+            height, at = count * rows, first * rows
+            own = state.of(at, height)
+            sums = [own.row_max[0:1, :], own.row_sum[0:1, :], *own.outputs]
+            columns = [lists.column(kind, part)[0:height, :] for kind in (2, 3, 4)]
+            real = lists.flags.ap([[lists.flags.shape[1], height], [0, args.d]], offset=part)
+            bank = batch.psum.next_scores()
+            store_outputs(args, constants, bank, sums, columns, real)
+        nisa.tensor_tensor(dst=number, data1=number, data2=one, op=nl.add)
 
-        nl.fori_loop(1, count, next_group)
-        stage.begins.take_all()
-        for each in stage.result_lists():
-            each.take_all()
-    group.factors.load()
-    group.find_maximum()
-    group.find_shifts()
-    group.weigh()
-    group.weigh_edges()
-    for slot in range(slots):
-        group.weigh_slot(slot)
-    group.sum_weights()
-    group.add()
-    group.normalise()
-    group.store(out)
+    if batches == 1:
+        attend_batch(0)
+    else:
+        count = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=count, src=num_batches[core : core + 1, :])
+        end = nisa.register_alloc()
+        nisa.register_load(end, count)
+        nl.fori_loop(0, end, attend_batch)
     if num_cores == 2:
-        share_chain(
-            tensors, buffers, group.sums, scale, core, shared_chain, shared_out_rows,
-            shared_real_rows, out,
-        )  # fmt: skip
+        share_sequence(args, constants, carried, core, shared)
     return out

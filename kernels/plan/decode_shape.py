@@ -1,153 +1,151 @@
-"""Sizes of a compiled paged_decode: of its slots and groups, from the shapes of a call."""
+"""Sizes of a compiled paged_decode, from the shapes of a call."""
 
 from dataclasses import dataclass
 
 from ...reference.paging import cdiv
-from ..sizes import EDGE_COLUMN, MATMUL_COLUMNS, PARTITIONS, SLOT_BYTES
-from .decode_spans import most_slots
+from ..sizes import MATMUL_COLUMNS, PARTITIONS
+from .work_tiles import most_tiles
 
-TOKENS = 16
-"""Most tokens of a run: 4 KiB of a 16-bit head of 128, which saturates a DMA descriptor; no more
-than the smallest block."""
+RUN_BYTES = 8192
+"""Most bytes of a run, which one descriptor moves: descriptors cost about 15 ns each."""
 
-FAST_STRIDE = 16
-"""Most bytes between elements that the engines read at full speed."""
+EDGE_BYTES = 65536
+"""Most bytes per partition of a batch's edge keys and values, and of the values' copies."""
 
-GROUP_BYTES = 4 * SLOT_BYTES
-"""Most bytes of a group's keys per partition."""
+SHORTEST_RUN = 8
+"""Runs are not cut below so many tokens to fill the partitions of a work tile."""
 
-GROUP_SLOTS = 8
-"""Most slots of a group: the last group of a step is computed whole, however few slots it has."""
+EDGE_TOKENS = 4
+"""Most tokens of a run at a sequence's edge, whose tokens are masked one by one."""
 
-SHARED_SLOTS = 4
-"""The same where chains share slots: PSUM has one bank for the scores of two of them."""
+MOST_TILES = 8
+"""Most work tiles of a batch: the last batch of a step is computed whole."""
 
-SLOT_SPANS = 4
-"""Most chains that share a slot."""
+TILE_SEGMENTS = 4
+"""Most sequences that share a work tile."""
 
 SHARED_COLUMNS = 256
-"""Most columns of scores of a slot that is shared although a chain may fill it: DVE passes over
-the columns of all spans, used or not."""
+"""Most columns of scores of a tile that is shared although a sequence may fill it."""
 
 MOST_PLAN_BYTES = 1 << 30
 """Most bytes of a plan: its arrays lie in HBM, and their offsets are 32-bit numbers."""
-
-SCORE_BANKS = 4
-"""PSUM banks of the scores of a group, at most: transposes need two, sums and small numbers one."""
 
 
 @dataclass(frozen=True)
 class DecodeShape:
     """Sizes of a compiled kernel: they depend on shapes only, never on lengths."""
 
-    heads: int
-    """KV heads of a chain."""
     rows: int
-    """Query rows of a chain: heads * H / KV * T."""
+    """Query rows of a sequence: H / KV * T."""
+    num_queries: int
+    """T."""
     tokens: int
-    """Tokens of a run: of one partition of a slot."""
-    slots: int
-    """Slots of a group."""
-    slot_spans: int
-    """Chains that may share a slot."""
-    edge_tiles: int
-    """Tiles of 128 edge tokens per group."""
-    groups: int
-    """Most groups."""
-    edge_runs: int = 0
-    """Runs that hold the edge tokens of a span, with a pre-transposed K cache."""
+    """Tokens of a run: of one partition of a work tile."""
+    tiles: int
+    """Work tiles of a batch."""
+    tile_segments: int
+    """Sequences that may share a work tile."""
+    edge_tokens: int
+    """Tokens of an edge run."""
+    edge_runs: int
+    """Most edge runs of a sequence."""
+    batches: int
+    """Most batches of a core."""
 
     @property
-    def spans(self) -> int:
-        """Spans of a group."""
-        return self.slots * self.slot_spans
+    def segments(self) -> int:
+        """Segments of a batch."""
+        return self.tiles * self.tile_segments
 
-    def plan_bytes(self, num_queries: int, num_cores: int) -> int:
-        """About the size of the plan's arrays, as large as the tables allow."""
-        lists = 4 * (self.slots + self.edge_tiles) + 2 * self.spans
-        flags = self.edge_tiles * self.spans * num_queries
-        return num_cores * (self.groups + 2) * PARTITIONS * (lists + flags)
+    @property
+    def part_segments(self) -> int:
+        """Segments whose edge runs and query rows lie on 128 partitions together."""
+        return min(
+            self.segments, PARTITIONS // self.rows, PARTITIONS // self.edge_runs,
+            MATMUL_COLUMNS // (self.edge_tokens * self.rows),
+        )  # fmt: skip
+
+    @property
+    def parts(self) -> int:
+        """Parts of a batch."""
+        return cdiv(self.segments, self.part_segments)
+
+    @property
+    def flag_columns(self) -> int:
+        """Bytes per partition of a batch's flags."""
+        edges = self.parts * self.edge_tokens
+        return self.parts + edges + self.segments * self.num_queries * self.edge_tokens
+
+    def plan_bytes(self, num_cores: int) -> int:
+        """Size of the plan's lists."""
+        words = 2 * self.tiles + 5 * self.parts + self.segments
+        return num_cores * self.batches * PARTITIONS * (4 * words + self.flag_columns)
 
 
-def decode_shape(
-    num_requests: int,
-    num_kv_heads: int,
-    rows_per_kv_head: int,
-    num_queries: int,
-    head_dim: int,
-    itemsize: int,
-    table_tokens: int,
-    has_window: bool,
-    num_cores: int,
-    k_pre_transposed: bool = False,
-    fp8: bool = False,
-) -> DecodeShape:
-    """Sizes for these shapes; rows_per_kv_head is at most 128, itemsize that of q."""
-    # Columns of keys take the partitions of 128 features, however few there are.
-    stored = 1 if fp8 else itemsize
-    head_bytes = (max(head_dim, PARTITIONS) if k_pre_transposed else head_dim) * stored
-    tokens = TOKENS
-    # The columns of a token of each run are `tokens` apart, and DVE reads no wider at full speed. A
-    # DMA brings the columns of a block for all heads of a chain: rather more heads than tokens.
+@dataclass(frozen=True)
+class DecodeCall:
+    """What the sizes follow from."""
+
+    num_requests: int
+    num_kv_heads: int
+    rows: int  # H / KV * T, at most 128
+    num_queries: int
+    head_dim: int
+    block_size: int
+    itemsize: int  # of the K cache
+    table_tokens: int
+    has_window: bool
+    num_cores: int
+    k_pre_transposed: bool = False
+
+
+def decode_shape(call: DecodeCall) -> DecodeShape:
+    """Sizes for these shapes."""
+    rows, queries = call.rows, call.num_queries
+    sequences = call.num_requests * call.num_kv_heads
+    head_bytes = call.head_dim * call.itemsize
+    tokens = call.block_size
+    while tokens * head_bytes > RUN_BYTES or tokens * rows > MATMUL_COLUMNS:
+        tokens //= 2
+    # A tile that few sequences can fill has short runs, on all partitions.
     while (
-        k_pre_transposed
-        and tokens > 1
-        and (tokens * itemsize > FAST_STRIDE or tokens * num_kv_heads > TOKENS)
+        tokens > SHORTEST_RUN
+        and not call.k_pre_transposed
+        and 2 * tokens * PARTITIONS * call.num_cores
+        >= 3 * call.table_tokens * min(sequences, _most_segments(tokens * rows))
     ):
         tokens //= 2
-    # A slot that few chains can fill has short runs, on all partitions.
-    while tokens > 1 and (
-        2 * tokens * PARTITIONS * num_cores
-        >= 3 * table_tokens * min(num_requests, _most_spans(tokens * rows_per_kv_head))
-        or tokens * head_bytes > SLOT_BYTES
-        or tokens * rows_per_kv_head > MATMUL_COLUMNS
-    ):
-        tokens //= 2
-    heads = num_kv_heads
-    while (
-        num_kv_heads % heads
-        or heads * tokens * head_bytes > SLOT_BYTES
-        or heads * tokens * rows_per_kv_head > MATMUL_COLUMNS
-        or heads * rows_per_kv_head > PARTITIONS
-    ):
-        heads -= 1
-    rows = heads * rows_per_kv_head
-    num_chains = num_requests * (num_kv_heads // heads)
-    runs = cdiv(table_tokens, tokens)
-    per_bank = MATMUL_COLUMNS // (tokens * rows)
-    edges = (1 + has_window) * (tokens + num_queries - 2)
-    edge_runs = 0
-    if k_pre_transposed:
-        edge_runs = max(1, (1 + has_window) * cdiv(tokens + num_queries - 2, tokens))
-        edges = edge_runs * tokens
-    slot_spans = _slot_spans(cdiv(num_chains, num_cores), runs, rows, tokens)
-    total = cdiv(most_slots(num_chains, runs, slot_spans), num_cores) + num_cores - 1
-    per_bank //= slot_spans
-    slots = min(
-        total, GROUP_SLOTS if slot_spans == 1 else SHARED_SLOTS,
-        GROUP_BYTES // (heads * tokens * head_bytes), PARTITIONS // (rows * slot_spans),
-        per_bank * SCORE_BANKS,
-    )  # fmt: skip
+    runs = cdiv(call.table_tokens, tokens)
+    tile_segments = _tile_segments(cdiv(sequences, call.num_cores), runs, rows, tokens)
+    if call.k_pre_transposed:
+        tile_segments = min(tile_segments, 2)
+    # Only whole blocks of pre-transposed keys are long runs, at the edges as well.
+    whole = call.k_pre_transposed and tokens == call.block_size
+    edge = tokens if whole else min(tokens, EDGE_TOKENS)
+    while edge * rows > MATMUL_COLUMNS:
+        edge //= 2
+    edge_runs = (1 + call.has_window) * max(1, cdiv(tokens + queries - 2, edge))
+    total = cdiv(most_tiles(sequences, runs, tile_segments), call.num_cores) + call.num_cores - 1
+    most = max(1, min(MOST_TILES, total, MATMUL_COLUMNS // (tile_segments * rows)))
     while True:
-        edge_tiles = max(1, cdiv(slots * slot_spans * edges, PARTITIONS))
-        edge_columns = edge_tiles * slots * slot_spans * rows
-        if slots % cdiv(slots, per_bank) == 0 and edge_columns <= MATMUL_COLUMNS - EDGE_COLUMN:
-            break
-        slots -= 1
-    groups = cdiv(total, slots)
-    return DecodeShape(heads, rows, tokens, slots, slot_spans, edge_tiles, groups, edge_runs)
+        batches = cdiv(total, most)
+        tiles = cdiv(total, batches)
+        shape = DecodeShape(rows, queries, tokens, tiles, tile_segments, edge, edge_runs, batches)
+        if most == 1 or 3 * shape.parts * edge * head_bytes <= EDGE_BYTES:
+            return shape
+        most -= 1
 
 
-def _most_spans(columns: int) -> int:
-    """Chains that can share a slot, from the columns of scores of one."""
-    return max(1, min(SLOT_SPANS, MATMUL_COLUMNS // columns))
+def _most_segments(columns: int) -> int:
+    """Sequences that can share a tile, from the columns of scores of one."""
+    return max(1, min(TILE_SEGMENTS, MATMUL_COLUMNS // columns))
 
 
-def _slot_spans(num_chains: int, runs: int, rows: int, tokens: int) -> int:
-    """Chains that share a slot, of chains with at most so many runs."""
-    if num_chains == 1 or runs == PARTITIONS:
+def _tile_segments(sequences: int, runs: int, rows: int, tokens: int) -> int:
+    """Sequences that share a tile, of sequences with at most so many runs."""
+    if sequences == 1 or runs % PARTITIONS == 0:
         return 1
-    most = min(num_chains, _most_spans(rows * tokens), PARTITIONS // rows)
+    most = min(sequences, _most_segments(rows * tokens), PARTITIONS // rows)
     if 2 * runs > PARTITIONS:
-        return min(most, 2, max(1, SHARED_COLUMNS // (rows * tokens)))
-    return min(most, PARTITIONS // runs)
+        return max(1, min(most, 2, SHARED_COLUMNS // (rows * tokens)))
+    return max(1, min(most, PARTITIONS // runs))

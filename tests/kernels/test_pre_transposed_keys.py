@@ -43,17 +43,6 @@ def test_reading_it_transposes_no_key_of_the_prior(softmax: str) -> None:
     assert saved >= prior // 128
 
 
-def test_decode_transposes_only_queries_maxima_and_results() -> None:
-    rng = np.random.default_rng(0)
-    paged = paged_tokens(rng, [1000], 1, 64, 128, BF16)
-    columns = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
-    q = rng.standard_normal((1, 4, 1, 64)).astype(BF16)
-    lengths = np.array([1000], np.int32)
-    call = paged.v_cache, paged.tables, lengths
-    assert transposes(paged_decode, q, paged.k_cache, *call) > 3
-    assert transposes(paged_decode, q, columns, *call, k_pre_transposed=True) == 3
-
-
 def test_the_model_lets_it_cost_decode_time_and_short_chunks_over_fp8_none() -> None:
     rng = np.random.default_rng(0)
 

@@ -1,1 +1,1 @@
-"""Pieces of the decode kernel: the host's plan of a step, and what runs per group of requests."""
+"""Pieces of the decode kernel: where keys come from, work tiles, the end of a batch."""

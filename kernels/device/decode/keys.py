@@ -1,214 +1,189 @@
-"""Keys of a group of slots as columns [features, 128 keys], the stationary operands of the scores.
+"""Where keys come from: rows, columns of a pre-transposed cache, fp8 in pairs.
 
-PE transposes keys in rows, as many chunks of 128 elements as fill a PSUM bank at a time. Keys in
-fp8 are transposed without a cast as 16-bit elements, which are pairs of features; of a pair's two
-bytes one belongs to the even features, one to the odd ones. Keys that come in columns are selected.
+PE transposes keys in chunks [128 runs, features] to [features, 128 runs], the stationary operands
+of the scores. fp8 is transposed bit by bit as 16-bit pairs: of features where keys are rows, of
+tokens where they are columns. Either way one byte of a pair is picked by a stride of two.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...backend import nisa, nl
 from ...sizes import PARTITIONS
-from .stage import DecodeStage
-from .tensors import DecodeBuffers, DecodeTensors, packed_tokens
+from ..loading import element_bytes
+
+QUADRANT = 32
+"""Partitions that an engine can start at are multiples of this."""
 
 
 @dataclass
-class TurnedKeys(nl.NKIObject):
-    """Key chunks first .. first + count - 1: transposed in PSUM, then in SBUF."""
+class Operand:
+    """Keys of a transposed chunk for one matmul."""
 
-    keys: nl.NkiTensor | None  # [features, count * 128]; None in PSUM of keys that come in columns
-    width: int  # features
-    first: int
-    count: int
-    edges: bool
-
-
-def key_features(tensors: DecodeTensors, in_columns: bool) -> list[tuple[int, int, int]]:
-    """Features of a token that one matmul contracts: (first, step, number) of each."""
-    d = tensors.q.shape[3]
-    if tensors.k_cache.dtype != tensors.q.dtype and not in_columns:
-        return [(0, 2, d // 2), (1, 2, d // 2)]
-    features: list[tuple[int, int, int]] = []
-    for first in range(0, d, PARTITIONS):
-        features.append((first, 1, min(PARTITIONS, d - first)))
-    return features
+    keys: nl.NkiTensor  # [features, 128]
+    features: int  # number of the feature part, as in the query columns
+    first: int  # token of each run
+    tokens: int  # so many of them side by side on the partitions
 
 
-class DecodeKeys(nl.NKIObject):
-    """Chunks of a group's keys: those of the slots in order, then those of the edge tokens."""
+class KeySource(Protocol):
+    """Keys of runs of a cache."""
 
-    def __init__(self, stage: DecodeStage, buffers: DecodeBuffers) -> None:
-        tensors, tokens = stage.tensors, stage.tokens
-        in_columns = stage.key_blocks is not None
-        self.stage = stage
-        self.buffers = buffers
-        self.d = tensors.q.shape[3]
-        self.tokens = tokens
-        self.heads = tensors.heads
-        self.slots = stage.slots
-        self.features = key_features(tensors, in_columns)
-        self.pairs = self.features[0][1] == 2
-        # Chunks of a token, or tokens of a chunk: the elements fill the 128 partitions.
-        self.parts = len(self.features)
-        if self.pairs:
-            self.parts = 1
+    feature_parts: list[tuple[int, int, int]]
+    """(first, step, number) of the features that one matmul contracts."""
+    pack: int
+    """Tokens whose features share the partitions of a chunk."""
+
+    def gather(self, rows: nl.NkiTensor, stage: nl.NkiTensor, tokens: int) -> None:
+        """Load the runs that rows [128, 1] int32 name to a staging tile [128, tokens * d]."""
+
+    def chunks(self, stage: nl.NkiTensor, tokens: int) -> list[nl.NkiTensor]:
+        """What is transposed, [128, elements] each."""
+
+    def operands(
+        self, keys: nl.NkiTensor, place: int, chunk: int, height: int
+    ) -> Iterator[Operand]:
+        """A transposed chunk, at `place` of a tile [128, chunks * 128], as operands."""
+
+
+def gather_runs(cache: nl.NkiTensor, rows: nl.NkiTensor, stage: nl.NkiTensor, width: int) -> None:
+    """Rows of `width` elements of a cache; those of index -1 stay as they are."""
+    size = 1
+    for n in cache.shape:
+        size = size * n
+    nisa.dma_copy(
+        dst=stage,
+        src=cache.reshape((size // width, width)).ap(
+            [[width, rows.shape[0]], [1, width]], offset=0, vector_offset=rows, indirect_dim=0
+        ),
+        oob_mode=nisa.oob_mode.skip,
+    )
+
+
+def plain_parts(d: int) -> list[tuple[int, int, int]]:
+    """At most 128 features lie on the partitions."""
+    return [(first, 1, min(PARTITIONS, d - first)) for first in range(0, d, PARTITIONS)]
+
+
+def transposed_operand(
+    keys: nl.NkiTensor, place: int, height: int, parity: int | None, dtype: str
+) -> nl.NkiTensor:
+    """A chunk [height, 128] of a tile of transposed chunks; one byte of each pair."""
+    if parity is None:
+        return keys[0:height, place * PARTITIONS : (place + 1) * PARTITIONS]
+    return keys.ap(
+        [[2 * keys.shape[1], height], [2, PARTITIONS]],
+        offset=2 * place * PARTITIONS + parity, dtype=dtype,
+    )  # fmt: skip
+
+
+class KeyRows:
+    """Keys of a cache [num_blocks, KV, block_size, d], staged as (token, d)."""
+
+    def __init__(self, cache: nl.NkiTensor, dtype: str, edge_tokens: int) -> None:
+        self.cache, self.dtype, self.d = cache, dtype, cache.shape[3]
+        self.pairs = cache.dtype != dtype
         self.pack = 1
-        if not in_columns and self.parts == 1:
-            self.pack = packed_tokens(self.features[0][2], tokens)
-        self.slot_chunks = tensors.heads * tokens // self.pack * self.parts
-        self.edge_chunks = stage.edge_tiles * tensors.heads * self.parts
-        self.turned: list[TurnedKeys] = []
-        self.ready: list[TurnedKeys] = []
-
-    def turn(self, chunks: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Chunks [128 keys, elements] as columns [elements, chunks * 128] in PSUM."""
-        bank = self.buffers.next_bank(self.buffers.dtype)
-        for i in range(len(chunks)):
-            turned = bank[0 : chunks[i].shape[1], i * PARTITIONS : (i + 1) * PARTITIONS]
-            nisa.nc_transpose(dst=turned, data=chunks[i], engine=nisa.engine.tensor)
-        return bank
-
-    def chunk(self, stage: nl.NkiTensor, first: int, count: int) -> nl.NkiTensor:
-        """Elements of a staging tile [128, ...] that are transposed: pairs of fp8 as one."""
-        if not self.pairs:
-            return stage[:, first : first + count]
-        return stage.ap(
-            [[stage.shape[1] // 2, PARTITIONS], [1, count // 2]], offset=first // 2,
-            dtype=self.buffers.dtype,
-        )  # fmt: skip
-
-    def stationary(self, keys: nl.NkiTensor, chunk: int, height: int, part: int) -> nl.NkiTensor:
-        """A part of the features of the keys of a transposed chunk, [features, 128]."""
-        if not self.pairs:
-            return keys[0:height, chunk * PARTITIONS : (chunk + 1) * PARTITIONS]
-        return keys.ap(
-            [[2 * keys.shape[1], height], [2, PARTITIONS]], offset=2 * chunk * PARTITIONS + part,
-            dtype=self.stage.tensors.k_cache.dtype,
-        )  # fmt: skip
-
-    def select_keys(
-        self,
-        present: nl.NkiTensor,  # [128, slots * 128] uint8: whether a partition has a run
-        first: int,
-        count: int,
-        keys: nl.NkiTensor,  # [128, count * 128 or more], result
-    ) -> None:
-        """Chunks of slots that lie in columns already, zero where there is no run."""
-        parts, tokens = self.parts, self.tokens
-        done = 0
-        while done < count:
-            slot = (first + done) // self.slot_chunks
-            inner = (first + done) % self.slot_chunks
-            part = inner % parts
-            head = inner // parts // tokens
-            token = inner // parts % tokens
-            together = 1
-            if parts == 1:
-                together = min(count - done, tokens - token)
-            width = min(PARTITIONS, self.d - part * PARTITIONS)
-            nisa.select_reduce(
-                dst=keys.ap(
-                    [[keys.shape[1], width], [PARTITIONS, together], [1, 8], [8, 16]],
-                    offset=done * PARTITIONS,
-                ),
-                predicate=present.ap(
-                    [[present.shape[1], width], [0, together], [1, 8], [8, 16]],
-                    offset=slot * PARTITIONS,
-                ),
-                on_true=self.stage.key_columns(slot, head, token, together, part),
-                on_false=0.0,
-            )
-            done = done + together
-
-    def select_edges(
-        self,
-        present: nl.NkiTensor,  # [128, ...] uint8, the edge tokens behind the slots
-        first: int,
-        count: int,
-        keys: nl.NkiTensor,  # [128, count * 128 or more], result
-    ) -> None:
-        """Chunks of edge tokens that lie in columns already, zero where there is no token."""
-        parts, heads = self.parts, self.heads
-        for i in range(count):
-            part = (first + i) % parts
-            head = (first + i) // parts % heads
-            tile = (first + i) // parts // heads
-            width = min(PARTITIONS, self.d - part * PARTITIONS)
-            begin = (self.slots + tile) * PARTITIONS
-            nisa.select_reduce(
-                dst=keys[0:width, i * PARTITIONS : (i + 1) * PARTITIONS],
-                predicate=present[0:width, begin : begin + PARTITIONS],
-                on_true=self.stage.edge_columns(tile, head, part),
-                on_false=0.0,
-            )
-
-    def banks(self) -> int:
-        """Banks of transposed keys: those of the slots, then those of the edge tokens."""
-        per_bank = self.buffers.chunks_per_bank()
-        slot_banks = (self.slots * self.slot_chunks + per_bank - 1) // per_bank
-        return slot_banks + (self.edge_chunks + per_bank - 1) // per_bank
-
-    def slots_of_banks(self, banks: int) -> int:
-        """Slots whose last chunk is in the first banks; the edge tokens count as one."""
-        if banks == self.banks():
-            return self.slots + 1
-        chunks = banks * self.buffers.chunks_per_bank()
-        return min(self.slots, chunks // self.slot_chunks)
-
-    def turn_bank(self, bank: int) -> None:
-        """Transpose a bank of key chunks."""
-        per_bank, parts, d = self.buffers.chunks_per_bank(), self.parts, self.d
-        total = self.slots * self.slot_chunks
-        slot_banks = (total + per_bank - 1) // per_bank
-        edges = bank >= slot_banks
-        first = bank * per_bank
-        pack = self.pack
-        if edges:
-            first = (bank - slot_banks) * per_bank
-            total = self.edge_chunks
-            pack = 1
-        count = min(per_bank, total - first)
-        if self.stage.present is not None:
-            self.turned.append(TurnedKeys(None, PARTITIONS, first, count, edges))
-            return
-        chunks: list[nl.NkiTensor] = []
-        for chunk in range(first, first + count):
-            stage = self.stage.k_stage[self.slots][0]
-            inner = chunk
-            if not edges:
-                stage = self.stage.k_stage[chunk // self.slot_chunks][0]
-                inner = chunk % self.slot_chunks
-            column = inner // parts * pack * d + inner % parts * PARTITIONS
-            width = pack * d
-            if parts > 1:
-                width = min(PARTITIONS, d - inner % parts * PARTITIONS)
-            chunks.append(self.chunk(stage, column, width))
-        width = chunks[0].shape[1]
-        self.turned.append(TurnedKeys(self.turn(chunks), width, first, count, edges))
-
-    def copy_bank(self, engine: nisa.engine) -> None:
-        """Bring the bank that was transposed first to SBUF."""
-        turned = self.turned[0]
-        self.turned.remove(turned)
-        keys = self.buffers.next_keys()
-        listed = self.stage.present
-        if turned.keys is not None:
-            columns = turned.count * PARTITIONS
-            nisa.tensor_copy(
-                dst=keys[0 : turned.width, 0:columns],
-                src=turned.keys[0 : turned.width, 0:columns],
-                engine=engine,
-            )
-        elif listed is not None:
-            if turned.edges:
-                self.select_edges(listed.tile, turned.first, turned.count, keys)
-            else:
-                self.select_keys(listed.tile, turned.first, turned.count, keys)
-        self.ready.append(TurnedKeys(keys, turned.width, turned.first, turned.count, turned.edges))
-
-    def query_parts(self, chunk: int) -> list[int]:
-        """Parts of the queries that meet a chunk: both of a pair's, else the chunk's own."""
         if self.pairs:
-            return [0, 1]
-        return [chunk % self.parts]
+            self.feature_parts = [(0, 2, self.d // 2), (1, 2, self.d // 2)]
+        else:
+            self.feature_parts = plain_parts(self.d)
+            if self.d % QUADRANT == 0 and PARTITIONS % self.d == 0:
+                self.pack = min(PARTITIONS // self.d, edge_tokens)
+
+    def gather(self, rows: nl.NkiTensor, stage: nl.NkiTensor, tokens: int) -> None:
+        gather_runs(self.cache, rows, stage, tokens * self.d)
+
+    def chunks(self, stage: nl.NkiTensor, tokens: int) -> list[nl.NkiTensor]:
+        d = self.d
+        if self.pairs:
+            half, columns = d // 2, stage.shape[1] // 2
+            return [
+                stage.ap([[columns, PARTITIONS], [1, half]], offset=j * half, dtype=self.dtype)
+                for j in range(tokens)
+            ]
+        if self.pack > 1:
+            width = self.pack * d
+            return [stage[:, i * width : (i + 1) * width] for i in range(tokens // self.pack)]
+        return [
+            stage[:, j * d + first : j * d + first + number]
+            for j in range(tokens)
+            for first, _, number in self.feature_parts
+        ]
+
+    def operands(
+        self, keys: nl.NkiTensor, place: int, chunk: int, height: int
+    ) -> Iterator[Operand]:
+        if self.pairs:
+            for parity in range(2):
+                view = transposed_operand(keys, place, height, parity, self.cache.dtype)
+                yield Operand(view, parity, chunk, 1)
+            return
+        token, part = divmod(chunk, len(self.feature_parts))
+        view = transposed_operand(keys, place, height, None, self.dtype)
+        yield Operand(view, part, token * self.pack, self.pack)
+
+
+class KeyColumns:
+    """Keys of a pre-transposed cache [num_blocks, KV, d, block_size], staged as (d, token)."""
+
+    def __init__(self, cache: nl.NkiTensor, dtype: str) -> None:
+        self.cache, self.dtype = cache, dtype
+        self.d, self.block_size = cache.shape[2], cache.shape[3]
+        self.pairs = cache.dtype != dtype
+        self.feature_parts = plain_parts(self.d)
+        self.pack = 1
+
+    def gather(self, rows: nl.NkiTensor, stage: nl.NkiTensor, tokens: int) -> None:
+        d, per_block = self.d, self.block_size // tokens
+        if per_block == 1:
+            gather_runs(self.cache, rows, stage, tokens * d)
+            return
+        # Row of feature 0: a block has d * per_block rows of `tokens` elements; -1 stays -1.
+        sign = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=sign, data=rows, op0=nl.less, operand0=0.0, op1=nl.multiply, operand1=-1.0
+        )
+        start = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=start, data=rows, op0=nl.bitwise_and, operand0=-per_block)
+        place = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=place, data=rows, op0=nl.bitwise_and, operand0=per_block - 1)
+        factor = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.memset(dst=factor, value=d)
+        nisa.tensor_tensor(dst=start, data1=start, data2=factor, op=nl.multiply)
+        nisa.tensor_tensor(dst=start, data1=start, data2=place, op=nl.add)
+        of_feature = nl.ndarray((PARTITIONS, d), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.iota(of_feature, [[per_block, d]], offset=0, channel_multiplier=0)
+        column = [[1, PARTITIONS], [0, d]]
+        nisa.tensor_tensor(dst=of_feature, data1=of_feature, data2=start.ap(column), op=nl.add)
+        nisa.tensor_tensor(
+            dst=of_feature, data1=of_feature, data2=sign.ap(column), op=nl.bitwise_or
+        )
+        for f in range(d):
+            part = stage[:, f * tokens : (f + 1) * tokens]
+            gather_runs(self.cache, of_feature[:, f : f + 1], part, tokens)
+
+    def chunks(self, stage: nl.NkiTensor, tokens: int) -> list[nl.NkiTensor]:
+        size = element_bytes(self.dtype) if self.pairs else 1
+        steps = tokens // size
+        return [
+            stage.ap(
+                [[self.d * steps, PARTITIONS], [steps, number]], offset=first * steps + j,
+                dtype=self.dtype,
+            )
+            for j in range(steps)
+            for first, _, number in self.feature_parts
+        ]  # fmt: skip
+
+    def operands(
+        self, keys: nl.NkiTensor, place: int, chunk: int, height: int
+    ) -> Iterator[Operand]:
+        token, part = divmod(chunk, len(self.feature_parts))
+        if not self.pairs:
+            view = transposed_operand(keys, place, height, None, self.dtype)
+            yield Operand(view, part, token, 1)
+            return
+        for parity in range(2):
+            view = transposed_operand(keys, place, height, parity, self.cache.dtype)
+            yield Operand(view, part, 2 * token + parity, 1)

@@ -1,0 +1,284 @@
+"""A batch of work tiles: its lists, queries, running softmax, and the results at its end.
+
+Keys lie on partitions: scores are [128 runs, (segment, row, token)], so that one exp serves all
+tokens of a tile, weights need no transpose, and P V has the values as stationary operand. Maxima
+and sums are the same on all partitions, so that they meet the outputs [d, ...] as they are.
+"""
+
+from dataclasses import dataclass
+
+from ...backend import nisa, nl
+from ...sizes import FLOOR, PARTITIONS, PSUM_BANK_BYTES
+from ..loading import element_bytes
+from ..softmax import SUM_FLOOR
+from .keys import KeySource
+
+LARGEST_SINK = 1e37
+"""Sinks beyond this or its negative, -infinity too, are this: 0 * infinity is NaN in PE."""
+
+
+@dataclass
+class DecodeArguments:
+    """What a batch reads of the kernel's arguments, and sizes that follow."""
+
+    q: nl.NkiTensor  # [B, H, T, d]
+    v_cache: nl.NkiTensor  # [num_blocks, KV, block_size, d]
+    out: nl.NkiTensor  # [B, H, T, d]
+    keys: KeySource
+    scale: float
+    sinks: nl.NkiTensor | None  # [1, H] fp32
+    k_scales: nl.NkiTensor | None  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None
+    rows: int  # query rows of a sequence
+    tokens: int  # tokens of a run
+    edge_tokens: int
+    tiles: int
+    segments: int  # of the batch
+    part_segments: int  # segments of a part
+
+    @property
+    def d(self) -> int:
+        """Head dimension."""
+        return self.q.shape[3]
+
+    @property
+    def feature_parts(self) -> list[tuple[int, int]]:
+        """(first, number) of the features of values: at most 128 lie on the partitions."""
+        return [(f, min(PARTITIONS, self.d - f)) for f in range(0, self.d, PARTITIONS)]
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """(first segment, segments) of each part."""
+        n = self.part_segments
+        return [(first, min(n, self.segments - first)) for first in range(0, self.segments, n)]
+
+    @property
+    def query_rows(self) -> nl.NkiTensor:
+        """Q as rows [B * H * T, d]."""
+        b, h, t, d = self.q.shape
+        return self.q.reshape((b * h * t, d))
+
+    @property
+    def out_rows(self) -> nl.NkiTensor:
+        """The result as rows [B * H * T, d]."""
+        b, h, t, d = self.out.shape
+        return self.out.reshape((b * h * t, d))
+
+
+@dataclass
+class State:
+    """Running maximum, sum and output of some columns: maxima are of raw scores, at least FLOOR."""
+
+    row_max: nl.NkiTensor  # [128, columns] fp32
+    row_sum: nl.NkiTensor  # [128, columns]
+    outputs: list[nl.NkiTensor]  # [<= 128, columns] of each feature part
+
+    def of(self, first: int, count: int) -> "State":
+        """Some of its columns."""
+        end = first + count
+        outputs = [each[:, first:end] for each in self.outputs]
+        return State(self.row_max[:, first:end], self.row_sum[:, first:end], outputs)
+
+    def last(self, count: int) -> "State":
+        """Its last columns."""
+        return self.of(self.row_max.shape[1] - count, count)
+
+    def clear(self) -> None:
+        """Nothing seen."""
+        nisa.memset(dst=self.row_max, value=FLOOR)
+        nisa.memset(dst=self.row_sum, value=0.0)
+        for each in self.outputs:
+            nisa.memset(dst=each, value=0.0)
+
+    def sums(self) -> list[nl.NkiTensor]:
+        """Row sums and outputs."""
+        return [self.row_sum, *self.outputs]
+
+
+def new_state(args: DecodeArguments, columns: int) -> State:
+    """An unwritten state."""
+
+    def new(height: int) -> nl.NkiTensor:
+        return nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
+
+    return State(new(PARTITIONS), new(PARTITIONS), [new(n) for _, n in args.feature_parts])
+
+
+def exponentials(
+    dst: nl.NkiTensor,
+    differences: nl.NkiTensor,  # raw scores minus maxima, consumed with factors
+    scale: float,
+    factors: nl.NkiTensor | None,  # scale times k_scale of each difference
+) -> None:
+    """Weights dst = exp of scaled differences."""
+    if factors is None:
+        nisa.activation(dst=dst, op=nl.exp, data=differences, scale=scale)
+        return
+    nisa.tensor_tensor(dst=differences, data1=differences, data2=factors, op=nl.multiply)
+    nisa.activation(dst=dst, op=nl.exp, data=differences)
+
+
+class Constants:
+    """Tiles that all batches read."""
+
+    def __init__(self) -> None:
+        square = (PARTITIONS, PARTITIONS)
+        self.identity = nl.ndarray(square, dtype=nl.float32, buffer=nl.sbuf)
+        self.ones = nl.ndarray(square, dtype=nl.float32, buffer=nl.sbuf)
+        distance = nl.ndarray(square, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(distance, [[-1, PARTITIONS]], offset=0, channel_multiplier=1)
+        nisa.memset(dst=self.ones, value=1.0)
+        nisa.tensor_scalar(dst=self.identity, data=distance, op0=nl.equal, operand0=0.0)
+
+    def spread(self, numbers: nl.NkiTensor, bank: nl.NkiTensor) -> nl.NkiTensor:
+        """A column [n, 1] fp32 as a row on every partition, [128, n] in a PSUM bank."""
+        n = numbers.shape[0]
+        diagonal = nl.ndarray((n, n), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=diagonal, data=self.identity[0:n, 0:n], op0=nl.multiply, operand0=numbers
+        )
+        nisa.nc_matmul(
+            dst=bank[:, 0:n], stationary=self.ones[0:n, :], moving=diagonal, accumulate=False
+        )
+        return bank[:, 0:n]
+
+    def column_maxima(self, maxima: nl.NkiTensor, bank: nl.NkiTensor) -> nl.NkiTensor:
+        """Largest number of each column of [128, n <= 128], [n, 1]; by way of a PSUM bank."""
+        n = maxima.shape[1]
+        nisa.nc_transpose(dst=bank[0:n, 0:PARTITIONS], data=maxima, engine=nisa.engine.tensor)
+        column = nl.ndarray((n, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=column, op=nl.maximum, data=bank[0:n, 0:PARTITIONS], axis=1)
+        return column
+
+
+class Psum:
+    """PSUM of one trip, one tensor per slot of a ring."""
+
+    def __init__(self, dtype: str) -> None:
+        width = PSUM_BANK_BYTES // element_bytes(dtype)
+        bank = (PARTITIONS, PSUM_BANK_BYTES // 4)
+        self.transposed = [
+            nl.ndarray((PARTITIONS, width), dtype=dtype, buffer=nl.psum) for _ in range(2)
+        ]
+        self.scores = [nl.ndarray(bank, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+        quarter = (PARTITIONS, PARTITIONS)
+        self.outputs = [nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+        self.sums = nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum)
+        self.maxima = [nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+        self.num_transposed = 0
+        self.num_scores = 0
+
+    def next_transposed(self) -> nl.NkiTensor:
+        """The next tile of transposed chunks."""
+        self.num_transposed += 1
+        return self.transposed[self.num_transposed % 2]
+
+    def next_scores(self) -> nl.NkiTensor:
+        """The next bank of scores."""
+        self.num_scores += 1
+        return self.scores[self.num_scores % 2]
+
+
+@dataclass
+class Lists:
+    """The plan of a batch, in SBUF."""
+
+    indices: nl.NkiTensor  # [128, W + 5 G] int32, see plan.decode_plan.DecodeLists
+    masks: nl.NkiTensor  # [128, N + W] fp32
+    flags: nl.NkiTensor  # [128, G + G * e + N * T * e] uint8
+    tiles: int
+    num_parts: int
+
+    def column(self, kind: int, part: int) -> nl.NkiTensor:
+        """Indices of a part, [128, 1]: edge runs, rows of q, of out, query heads, KV heads."""
+        at = self.tiles + kind * self.num_parts + part
+        return self.indices[:, at : at + 1]
+
+
+def read_lists(arrays: list[nl.NkiTensor], batch: nl.NkiTensor, tiles: int, parts: int) -> Lists:
+    """The lists of a batch, whose number is in SBUF [1, 1] int32."""
+    loaded = []
+    for array in arrays:
+        width = array.shape[2]
+        tile = nl.ndarray((PARTITIONS, width), dtype=array.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(
+            dst=tile,
+            src=array.ap(
+                [[width, PARTITIONS], [1, width]], offset=0, scalar_offset=batch, indirect_dim=0
+            ),
+        )
+        loaded.append(tile)
+    return Lists(loaded[0], loaded[1], loaded[2], tiles, parts)
+
+
+def numbers_of(
+    numbers: nl.NkiTensor,  # [1, heads] fp32 HBM
+    heads: nl.NkiTensor,  # [n, 1] int32: -1 reads nothing
+) -> nl.NkiTensor:
+    """One number of each row's head, [n, 1] fp32."""
+    column = nl.ndarray(heads.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=column, value=1.0)
+    nisa.dma_copy(
+        dst=column,
+        src=numbers.reshape((numbers.shape[1], 1)).ap(
+            [[1, heads.shape[0]], [1, 1]], offset=0, vector_offset=heads, indirect_dim=0
+        ),
+        oob_mode=nisa.oob_mode.skip,
+    )
+    return column
+
+
+def store_outputs(
+    args: DecodeArguments,
+    constants: Constants,
+    bank: nl.NkiTensor,  # PSUM [128, 512] fp32
+    sums: list[nl.NkiTensor],  # row maxima [1, n], row sums [1, n], then outputs [<= 128, n]
+    rows: list[nl.NkiTensor],  # [n, 1]: row of out, query head, KV head
+    real: nl.NkiTensor,  # n x d uint8: whether the row is a real query, looked at with several
+) -> None:
+    """Normalise n <= 128 columns and scatter them as rows of the result."""
+    count, d = rows[0].shape[0], args.d
+    place = 0
+    for each in [*sums[2:], *sums[:2]]:
+        height = each.shape[0]
+        nisa.nc_transpose(
+            dst=bank[0:count, place : place + height], data=each, engine=nisa.engine.tensor
+        )
+        place += height
+    both = nl.ndarray((count, 2), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=both, src=bank[0:count, d : d + 2])
+    row_max, total = both[:, 0:1], both[:, 1:2]
+    if args.sinks is not None:
+        sink = numbers_of(args.sinks, rows[1])
+        nisa.tensor_scalar(
+            dst=sink, data=sink, op0=nl.maximum, operand0=-LARGEST_SINK, op1=nl.minimum,
+            operand1=LARGEST_SINK,
+        )  # fmt: skip
+        scaled = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=scaled, data=row_max, op0=nl.multiply, operand0=args.scale)
+        if args.k_scales is not None:
+            k_scale = numbers_of(args.k_scales, rows[2])
+            nisa.tensor_tensor(dst=scaled, data1=scaled, data2=k_scale, op=nl.multiply)
+        # Where this overflows, the sink is all there is: the row is zero then.
+        nisa.tensor_tensor(dst=sink, data1=sink, data2=scaled, op=nl.subtract)
+        nisa.activation(dst=sink, op=nl.exp, data=sink)
+        nisa.tensor_tensor(dst=total, data1=total, data2=sink, op=nl.add)
+    inverse = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SUM_FLOOR)
+    nisa.reciprocal(dst=inverse, data=inverse)
+    if args.v_scales is not None:
+        v_scale = numbers_of(args.v_scales, rows[2])
+        nisa.tensor_tensor(dst=inverse, data1=inverse, data2=v_scale, op=nl.multiply)
+    result = nl.ndarray((count, d), dtype=args.out.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=result, data=bank[0:count, 0:d], op0=nl.multiply, operand0=inverse)
+    if args.q.shape[2] > 1:
+        kept = nl.ndarray((count, d), dtype=args.out.dtype, buffer=nl.sbuf)
+        nisa.select_reduce(
+            dst=kept, predicate=real, on_true=result, on_false=0.0
+        )  # fmt: skip
+        result = kept
+    nisa.dma_copy(
+        dst=args.out_rows.ap([[d, count], [1, d]], offset=0, vector_offset=rows[0], indirect_dim=0),
+        src=result,
+        oob_mode=nisa.oob_mode.skip,
+    )
