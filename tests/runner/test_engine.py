@@ -225,7 +225,7 @@ def test_a_cache_beyond_memory_is_refused() -> None:
 
 def test_requests_beyond_the_cache_wait_and_all_finish() -> None:
     # 8 usable blocks hold one request of 128 tokens at a time.
-    engine = Engine(MODEL, config(num_blocks=9), policy=NeuronPolicy())
+    engine = Engine(MODEL, config(num_blocks=9), policy=NeuronPolicy(kv_admission="worst_case"))
     steps = serve(engine, sorted(PROMPTS))
     assert tokens(engine) == EXPECTED
     assert {len(step.request_ids) for step in steps} == {1}
