@@ -6,10 +6,17 @@
 
 `pytest --nki-trace FOLDER` keeps a Perfetto timeline of every launch, `--nki-update` writes the
 stored times anew. `nki_interpreter = true` in the configuration lets `import nki` find the
-interpreter where AWS's nki is absent.
+interpreter where AWS's nki is absent. Name the plugin in the configuration to use it:
+
+    [pytest]
+    addopts = -p segattn.benchmarks.pytest_plugin
+    nki_interpreter = true
+
+It is no entry point: pytest would rewrite the assertions of the whole package for every project
+that finds it installed.
 """
 
-# Loaded by every pytest that finds it installed: what is heavy is imported by the fixture.
+# What is heavy is imported by the fixture.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
