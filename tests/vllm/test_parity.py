@@ -1,4 +1,4 @@
-"""Every decision of ours equals that of the real vLLM 0.24.0 scheduler on the same workload."""
+"""Every decision of ours equals that of the real vLLM 0.33.0 scheduler on the same workload."""
 
 import os
 from collections import Counter
@@ -32,7 +32,7 @@ EXAMPLES = int(os.environ.get("SEGATTN_PARITY_EXAMPLES", "150"))
 
 
 def test_the_vllm_of_this_environment_is_the_release_to_compare_with() -> None:
-    assert vllm.__version__.split("+")[0] == "0.24.0"
+    assert vllm.__version__.split("+")[0] == "0.33.0"
 
 
 @pytest.mark.parametrize(("kind", "policy"), CASES)

@@ -47,7 +47,10 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.4])),
-        "long_prefill_token_threshold": draw(st.just(0) | st.integers(1, min(12, max_model_len))),
+        # It cuts prompts into chunks: without chunking ours refuses it.
+        "long_prefill_token_threshold": (
+            draw(st.just(0) | st.integers(1, min(12, max_model_len))) if chunked else 0
+        ),
         "num_speculative_tokens": num_speculative_tokens,
     }
     if num_speculative_tokens:
