@@ -133,6 +133,18 @@ def test_all_readers_since_the_last_write_hold_back_the_next_one() -> None:
     assert edges(stream)[5] == [Edge(3, "WAW"), Edge(4, "WAR")]
 
 
+def test_tiles_that_follow_each_other_in_one_place_wait_for_the_last_one_only() -> None:
+    stream = Stream()
+    place = bank(128, 512)
+    for tensor in range(1, 7):
+        scores = place._replace(tensor=tensor)
+        stream.matmul(0, scores, tile(128, 128), tile(128, 512))
+        stream.compute("scalar", "activation", 0, (tile(128, 512),), (scores,), "exp")
+    for whole_tensors in (False, True):
+        found = hazards(stream.launches[0].records, whole_tensors)
+        assert found[10] == [Edge(8, "WAW"), Edge(9, "WAR")]
+
+
 def test_a_write_to_one_half_keeps_the_reader_for_the_other_half() -> None:
     stream = Stream()
     a = tile(128, 8)

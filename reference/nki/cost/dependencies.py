@@ -172,11 +172,18 @@ def hazards(
     room = SbufRoom(tiles, sbuf_bytes)
     storages: dict[tuple[int, int], _Storage] = defaultdict(_Storage)
     result: list[list[Edge]] = []
+    places: dict[Access, Access] = {}
 
     def seen(record: Record, access: Access) -> Access:
+        """The memory alone: tiles that follow each other in one place are one pattern."""
         if whole_tensors and access.on_chip:
-            return tiles[Tile.key(record, access)].access
-        return access
+            access = tiles[Tile.key(record, access)].access
+        if not access.tensor:
+            return access
+        place = places.get(access)
+        if place is None:
+            place = places[access] = access._replace(tensor=0)
+        return place
 
     for index, record in enumerate(records):
         edges = {Edge(use, "room") for use in room.taken_over(index)}
