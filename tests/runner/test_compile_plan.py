@@ -225,6 +225,9 @@ def test_the_plan_is_exactly_what_all_request_lengths_reach(
             for max_tokens in range(1, max_model_len):
                 batch = [([7 + i] * length, max_tokens) for i in range(size)]
                 reached.serve(batch)
-                # The longest beside as many of the shortest.
-                reached.serve([batch[0], *(([7 + i], max_tokens) for i in range(1, size))])
+                # The longest beside as many of the shortest, and with one that must wait: the
+                # threshold cuts the prompts of requests that are not alone.
+                shortest = [([7 + i], max_tokens) for i in range(1, size + 1)]
+                reached.serve([batch[0], *shortest[:-1]])
+                reached.serve([batch[0], *shortest])
     assert reached.shapes == set(plan.shapes)

@@ -38,9 +38,12 @@ def test_the_vllm_of_this_environment_is_the_release_to_compare_with() -> None:
 @pytest.mark.parametrize(("kind", "policy"), CASES)
 def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
     reached: Counter[str] = Counter()
+    # vLLM pads a request with one token to compute to a row with drafts; in our Neuron kinds that
+    # token is a prefill, so the plugin differs from them there (docs/decisions.md).
+    with_drafts = not kind.startswith("neuron")
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(workload=workloads(kind.endswith("async")))
+    @given(workload=workloads(with_drafts))
     def compare(workload: Workload) -> None:
         recorder = Recorder(kind, workload.config, POLICIES[policy])
         with suppress(NegativeCountError):
@@ -52,7 +55,8 @@ def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
     compare()
     # The Neuron rules never preempt for want of memory, unless documented.
     never = {"preempted"} if policy in ("default", "reserved") else set()
-    assert set(reached) == EVERY_FEATURE - never
+    without = set() if with_drafts else {"drafts"}
+    assert set(reached) == EVERY_FEATURE - never - without
 
 
 def test_drafts_reach_a_step_in_flight_as_in_vllm() -> None:

@@ -26,7 +26,7 @@ class Workload:
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> dict[str, Any]:
+def configs(draw: st.DrawFn, with_drafts: bool) -> dict[str, Any]:
     """Small configurations in which memory, budget and slots are all scarce at times."""
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     max_model_len = draw(st.integers(6, 48))
@@ -35,7 +35,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     smallest_budget = max(max_num_seqs, 2) if chunked else max_model_len
     budget = draw(st.integers(smallest_budget, smallest_budget + 24))
     blocks_per_request = -(-max_model_len // block_size)
-    num_speculative_tokens = draw(st.just(0) | st.integers(1, 3))
+    num_speculative_tokens = draw(st.just(0) | st.integers(1, 3)) if with_drafts else 0
     config = {
         "block_size": block_size,
         "max_model_len": max_model_len,
@@ -89,22 +89,15 @@ def _additions(draw: st.DrawFn, longest_prompt: int) -> Action:
 
 
 @st.composite
-def workloads(draw: st.DrawFn, asynchronous: bool) -> Workload:
-    """A configuration, and phases in which requests come and phases in which they go.
-
-    vLLM drops the wrong number of tokens when `reset_prefix_cache` preempts a request with drafts
-    in flight; this project does not follow it there (docs/decisions.md).
-    """
-    config = draw(configs())
-    may_reset = (
-        st.just(False) if asynchronous and config["num_speculative_tokens"] else st.booleans()
-    )
+def workloads(draw: st.DrawFn, with_drafts: bool) -> Workload:
+    """A configuration, and phases in which requests come and phases in which they go."""
+    config = draw(configs(with_drafts))
     addition = _additions(config["max_model_len"] - 1)
     rare: st.SearchStrategy[Action] = st.one_of(
         st.tuples(st.just("abort"), st.integers(0, 9)),
         st.tuples(st.just("abort in flight"), st.integers(0, 9)),
         st.just(("deliver",)),
-        st.tuples(st.just("reset"), may_reset),
+        st.tuples(st.just("reset"), st.booleans()),
         st.tuples(st.just("pause"), st.sampled_from([0, 0, 1, 2])),
     )
     busy = st.lists(st.one_of(addition, st.just(("steps", 2)), addition), min_size=4, max_size=10)
