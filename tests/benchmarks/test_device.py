@@ -106,7 +106,7 @@ def test_a_captured_launch_replayed_from_its_folder_gives_the_same_result(tmp_pa
     (launch,), result = capture(workload, public_functions())
     assert 0 < reference_error(workload, result) < 5e-3
     assert reference_error(workload, 1.02 * result.astype(np.float32)) > TOLERANCE
-    assert launch.kernel == "kernels.segmented_attention_nki:segmented_attention_kernel"
+    assert launch.kernel == "kernels.device.segmented_attention_nki:segmented_attention_kernel"
     save_call(tmp_path, launch.kernel, launch.arguments, launch.num_cores)
     device_launch.main(tmp_path)
     outputs = load_arrays(tmp_path / "outputs.npz")

@@ -45,7 +45,7 @@ def test_the_model_reproduces_every_recorded_trace(name: str) -> None:
 
 
 def recorded_part(ours: list[Any], recorded: list[Any]) -> list[Any]:
-    """An event with those of its fields that were recorded: some are noted where they occur only."""
+    """An event with the fields that were recorded: some are noted only where they occur."""
     return [
         {name: part.get(name) for name in there}
         if isinstance(part, dict) and isinstance(there, dict)

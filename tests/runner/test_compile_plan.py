@@ -14,6 +14,7 @@ from segattn.scheduler import (
     NeuronScheduler,
     Request,
     RequestError,
+    RequestStatus,
     SchedulerConfig,
     SchedulerState,
 )
@@ -155,6 +156,18 @@ class _Reached:
             while scheduler.has_requests():
                 self._step(scheduler)
 
+    def desert(self, prompt: list[int], steps: int) -> None:
+        """Serve a prompt with another request beside it, which is aborted after some steps."""
+        scheduler = NeuronScheduler(self._config, NeuronPolicy(kv_admission="reserved"))
+        for name, tokens in (("stays", prompt), ("goes", [9])):
+            with suppress(RequestError):
+                scheduler.add_request(Request(name, tokens, 1))
+        for _ in range(steps):
+            self._step(scheduler)
+        scheduler.finish_requests("goes", RequestStatus.FINISHED_ABORTED)
+        while scheduler.has_requests():
+            self._step(scheduler)
+
     def _step(self, scheduler: NeuronScheduler) -> None:
         output = scheduler.schedule()
         ids = list(output.num_scheduled_tokens)
@@ -225,9 +238,9 @@ def test_the_plan_is_exactly_what_all_request_lengths_reach(
             for max_tokens in range(1, max_model_len):
                 batch = [([7 + i] * length, max_tokens) for i in range(size)]
                 reached.serve(batch)
-                # The longest beside as many of the shortest, and with one that must wait: the
-                # threshold cuts the prompts of requests that are not alone.
-                shortest = [([7 + i], max_tokens) for i in range(1, size + 1)]
-                reached.serve([batch[0], *shortest[:-1]])
-                reached.serve([batch[0], *shortest])
+                # The longest beside as many of the shortest.
+                reached.serve([batch[0], *(([7 + i], max_tokens) for i in range(1, size))])
+        # The threshold cuts the prompts of requests that are not alone: until the other is aborted.
+        for steps in (1, 2, max_model_len):
+            reached.desert([5] * length, steps)
     assert reached.shapes == set(plan.shapes)
