@@ -228,9 +228,10 @@ class NeuronRules(_BaseScheduler):
 
     def _hide_waiting(self) -> None:
         """Take the waiting requests out of the base's sight by exchanging the queues."""
-        for name, shown in self.holdback_queues.items():
-            self.holdback_queues[name] = getattr(self, name)
-            setattr(self, name, shown)
+        here, held = vars(self), self.holdback_queues
+        for name in held:
+            # In one line: between two, an interrupt would leave one queue under both names.
+            here[name], held[name] = held[name], here[name]
 
     def _show_admitted(self) -> dict[str, Admission]:
         """Give the base the requests that it may admit; return why others may not be."""
@@ -326,8 +327,7 @@ class NeuronRules(_BaseScheduler):
             while shown:
                 left_over.append(shown.pop_request())
             _prepend(held, left_over)
-            setattr(self, name, held)
-            self.holdback_queues[name] = shown
+            vars(self)[name], self.holdback_queues[name] = held, shown
 
 
 def _prepend(queue: RequestQueue, requests: Sequence[Request]) -> None:

@@ -220,8 +220,13 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         super()._finish_step(output, refusals)
 
     def get_request_counts(self) -> tuple[int, int]:
-        """Running and waiting requests; the base asks during a step too, when most are hidden."""
+        """Running and waiting requests; the base asks during a step too, when most are hidden.
+
+        The hidden ones count, but not in the literal policies, as in the design document.
+        """
         num_running, num_waiting = super().get_request_counts()
+        if self.neuron_policy.is_literal:
+            return num_running, num_waiting
         num_held = sum(map(len, self.holdback_queues.values()))
         return num_running + len(self.running_holdback), num_waiting + num_held
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from segattn.runner import generate
+from segattn.runner import engine_options
 from segattn.runner.checkpoint import Checkpoint
 from segattn.tests.command import segattn
 from segattn.tests.runner.pinned import CAPITAL, CHAT, CHAT_NUM_PROMPT_TOKENS, FIBONACCI
@@ -13,7 +13,7 @@ from segattn.tests.runner.pinned import CAPITAL, CHAT, CHAT_NUM_PROMPT_TOKENS, F
 @pytest.fixture(autouse=True)
 def loaded_once(smollm2_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares each command the seconds that reading the file takes."""
-    monkeypatch.setattr(generate, "load_checkpoint", lambda path: smollm2_checkpoint)
+    monkeypatch.setattr(engine_options, "load_checkpoint", lambda path: smollm2_checkpoint)
 
 
 def served(*arguments: object) -> Any:

@@ -38,12 +38,10 @@ def test_the_vllm_of_this_environment_is_the_release_to_compare_with() -> None:
 @pytest.mark.parametrize(("kind", "policy"), CASES)
 def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
     reached: Counter[str] = Counter()
-    # vLLM pads a request with one token to compute to a row with drafts; in our Neuron kinds that
-    # token is a prefill, so the plugin differs from them there (docs/decisions.md).
-    with_drafts = not kind.startswith("neuron")
+    is_base = not kind.startswith("neuron")
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(workload=workloads(with_drafts))
+    @given(workload=workloads(is_base))
     def compare(workload: Workload) -> None:
         recorder = Recorder(kind, workload.config, POLICIES[policy])
         with suppress(NegativeCountError):
@@ -55,7 +53,7 @@ def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
     compare()
     # The Neuron rules never preempt for want of memory, unless documented.
     never = {"preempted"} if policy in ("default", "reserved") else set()
-    without = set() if with_drafts else {"drafts"}
+    without = set() if is_base else {"drafts"}
     assert set(reached) == EVERY_FEATURE - never - without
 
 
