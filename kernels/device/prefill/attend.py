@@ -147,9 +147,9 @@ class Prefill:
             return BoundedSoftmax(dtype, scale)
         return OnlineSoftmax(dtype, scale, self._band.cut_distances())
 
-    def _new_work(self, softmax: Softmax, group: QGroup) -> _Work:
-        """What a q_group needs on the chip."""
-        chunk, prior = self._chunk, self._prior
+    def _new_work(self, softmax: Softmax, group: QGroup, prior: Prior | None) -> _Work:
+        """What a q_group needs on the chip; `prior` is what its pass sees of the cache."""
+        chunk = self._chunk
         d, dtype = chunk.q.shape[2], chunk.q.dtype
         if group.kv_head not in self._keys:
             self._keys[group.kv_head] = ChunkKeys(
@@ -184,11 +184,12 @@ class Prefill:
     ) -> None:
         """A pass; with `trips`, 0 or 1, so often: its parts are device loops, not nested."""
         softmax = self._new_softmax()
-        work = [self._new_work(softmax, group) for group in groups]
+        # Its v_scale, too, concerns a pass only if the pass sees it.
+        seen = self._prior if self._sees_prior(groups) else None
+        work = [self._new_work(softmax, group, seen) for group in groups]
         prior = None
-        if self._prior is not None and self._sees_prior(groups):
-            queries = [each.queries for each in work]
-            prior = PriorPass(softmax, self._prior, queries, self._real)
+        if seen is not None:
+            prior = PriorPass(softmax, seen, [each.queries for each in work], self._real)
         num_first = [each.group.num_blocks for each in work]
         if prior is not None and len(work) == 1 and work[0].rows.value_scale is None:
             num_first = [self._blocks_before_prior(work[0].queries)]
