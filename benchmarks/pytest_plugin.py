@@ -23,7 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
+from segattn.reference.extras import MissingExtraError
+
+try:
+    import pytest
+except ImportError as error:
+    raise MissingExtraError("pytest", "test") from error
 
 if TYPE_CHECKING:
     from segattn.benchmarks.user_kernel import Modelled
