@@ -111,7 +111,6 @@ def paged_decode(
     block_tables: Any = None,
     context_lens: Any = None,
     *,
-    plan: DecodePlan | None = None,
     query_lens: Any = None,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -121,6 +120,7 @@ def paged_decode(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
+    plan: DecodePlan | None = None,
 ) -> Any:
     """Attention of the last tokens of B requests over their cached tokens, their own included.
 
