@@ -173,7 +173,7 @@ def _a_grammar_becomes_ready(recorder: Recorder) -> None:
     """Let a request wait for its grammar while A decodes, then finish the grammar."""
     scheduler, config = recorder.scheduler, recorder.config
     scheduler.structured_output_manager = SimpleNamespace(
-        should_advance=lambda *_: False, accept_tokens=lambda *_, **__: True
+        should_advance=lambda *_, **__: False, accept_tokens=lambda *_, **__: True
     )
     request = make_real_request({"id": "S", "prompt": [5] * 4, "max_tokens": 3}, config)
     request.structured_output_request = SimpleNamespace(grammar=None)
