@@ -62,6 +62,7 @@ def test_the_engine_samples_the_same_tokens_under_the_neuron_rules(
 ) -> None:
     outcome = _generate(model, f"{PLUGIN}.{scheduler}", loop)
     assert outcome["scheduler"] == f"{PLUGIN}.{scheduler}"
+    assert outcome["loop"] == loop
     assert outcome["tokens"] == tokens_of_vllm
     assert [len(tokens) for tokens in outcome["tokens"]] == (
         [tiny_model.MAX_TOKENS] * len(tiny_model.PROMPT_LENGTHS)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
+from vllm.platforms.cpu import CpuPlatform
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -92,8 +94,21 @@ def _count_steps(scheduler: Any) -> list[dict[str, int]]:
     return steps
 
 
+def _keep_async_scheduling() -> None:
+    """Let the CPU platform, which has no need of it, keep `async_scheduling` as the user set it."""
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def updated(cls: type[CpuPlatform], vllm_config: VllmConfig) -> None:
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(updated)
+
+
 def main(folder: str, scheduler_cls: str, loop: str) -> None:
     """Generate greedily for all prompts at once and print the outcome."""
+    if loop == "async":
+        _keep_async_scheduling()
     options: dict[str, Any] = {} if scheduler_cls == "default" else {"scheduler_cls": scheduler_cls}
     llm = LLM(
         model=folder,
@@ -112,7 +127,8 @@ def main(folder: str, scheduler_cls: str, loop: str) -> None:
         disable_log_stats=True,
         **options,
     )
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    core = llm.llm_engine.engine_core.engine_core
+    scheduler = core.scheduler
     steps = _count_steps(scheduler)
     prompts = [
         {"prompt_token_ids": [(7 * number + 3 * i) % 500 + 3 for i in range(length)]}
@@ -126,6 +142,7 @@ def main(folder: str, scheduler_cls: str, loop: str) -> None:
         "scheduler": type(scheduler).__module__ + "." + type(scheduler).__name__,
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "steps": steps,
+        "loop": "sync" if core.batch_queue is None else "async",
     }
     print("OUTCOME " + json.dumps(outcome))
 
