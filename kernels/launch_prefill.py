@@ -13,7 +13,7 @@ from .device.segmented_attention_nki import segmented_attention_kernel
 from .launch import Launch, execute, run
 from .plan.key_writes import key_write_arguments
 from .plan.window_plan import window_columns, window_slots
-from .sizes import PARTITIONS, SHORT_SEGMENT
+from .sizes import PARTITIONS, TABLE_PADDING
 from .validation import (
     Array,
     check_cache_scale,
@@ -243,7 +243,7 @@ def prepare_segmented_attention(
         np.array([prior]),
         v_rows,
         segment // block_size,
-        3 * max(segment, SHORT_SEGMENT) // block_size,
+        TABLE_PADDING // block_size,
     )
     window = check_window(sliding_window)
     most_tokens = table.size * block_size + q_.shape[1]

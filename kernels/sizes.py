@@ -15,8 +15,15 @@ MATMUL_COLUMNS = 512
 """Moving columns of one matmul: they fill one PSUM bank in fp32."""
 
 SHORT_SEGMENT = 512
-"""Tokens of the short segments that prefill reads the end of a prior in, with many queries; block
-tables are padded by three of the longest ones."""
+"""Most tokens of a segment with many queries, or of long keys: a trip of the loop over a prior has
+one or more segments."""
+
+LONGEST_SHORT_TRIP = 8192
+"""Most tokens of a trip that may be used in part."""
+
+TABLE_PADDING = LONGEST_SHORT_TRIP + 2048
+"""Tokens of absent blocks that the block table of a prefill ends with: what the last trip reads
+beyond the prior, and the segment that is gathered ahead of it."""
 
 FLOOR = -(2.0**106)
 """Scores before the scale below about -8e31 count as this: -1e30 after 1 / sqrt(256) does not.

@@ -9,8 +9,8 @@ beside the steps of the one before, its rows staged while others are computed:
     PE  |    q_blocks x segment 0            | q_blocks x segment 1 ...
         time ->
 
-Several q_groups take turns: segment 0 of each, segment 1 of each. What whole trips leave of the
-prior follows in trips of one shorter segment each, the last one partly used. With a window the
+Several q_groups take turns: segment 0 of each, segment 1 of each. What whole long trips leave of
+the prior follows in short trips, the last one partly used. With a window the
 kv_tiles that its edge cuts come first, unrolled (window_segments.py), and then, from where all rows
 see all keys, the second kind of loop.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
-from ...sizes import PARTITIONS, SHORT_SEGMENT
+from ...sizes import LONGEST_SHORT_TRIP, PARTITIONS, SHORT_SEGMENT, TABLE_PADDING
 from ..loading import broadcast_row, element_bytes
 from ..softmax import ScoreScale, cached_scale
 from ..tile_schedule import feature_parts
@@ -33,14 +33,14 @@ from .query_tiles import QueryTiles
 from .softmax_base import Softmax
 from .window_segments import WindowSegments, WindowTokens, window_tiles
 
-LONG_SEGMENT = 1024
-"""Most tokens of a segment with many queries: of a long trip as many as make it long."""
+LONGEST_SEGMENT = 1024
+"""Most tokens of a segment of 16-bit keys with up to 128 features; others have SHORT_SEGMENT."""
 
-FEW_BLOCKS = 4
-"""q_blocks below which segments are longer: a trip's edges cost as much as 16 steps."""
+SHORT_TRIP_BLOCKS = LONGEST_SHORT_TRIP
+"""q_blocks times tokens of a short trip: its 64 steps take twice as long as its edges."""
 
-SEGMENTS_PER_TRIP = 4
-"""Short segments' worth of tokens of a long trip."""
+LONG_TRIP = 8
+"""Short trips' worth of tokens of a long one."""
 
 GATHER_STEPS = 8
 """Steps of the softmax, at most, until a segment that was just gathered is made."""
@@ -48,27 +48,28 @@ GATHER_STEPS = 8
 
 @dataclass(frozen=True)
 class TripSizes:
-    """Tokens of the segments of both loops."""
+    """Tokens of a segment, and segments of a trip of both loops."""
 
-    long: int
-    per_trip: int
-    """Segments of a long trip; 0: there are no long trips."""
+    segment: int
     short: int
+    long: int
+    """0: there are no long trips."""
 
 
 def trip_sizes(
-    num_blocks: int, kv_segment_size: int, table_tokens: int, key_bytes: int
+    num_blocks: int, kv_segment_size: int, table_tokens: int, key_bytes: int, has_long: bool
 ) -> TripSizes:
     """For so many q_blocks; key_bytes: bytes of an element times 128 features."""
-    few = max(1, FEW_BLOCKS // num_blocks)
-    short = power_of_two(min(SHORT_SEGMENT * few, kv_segment_size))
+    longest = LONGEST_SEGMENT if key_bytes == 2 else SHORT_SEGMENT
+    few = 2 if num_blocks <= 2 else 1
+    segment = power_of_two(min(few * longest, kv_segment_size))
+    short = segment
+    while 2 * short * num_blocks <= SHORT_TRIP_BLOCKS and short < table_tokens:
+        short *= 2
     long = short
-    if key_bytes == 2:
-        long = power_of_two(min(max(LONG_SEGMENT, short), kv_segment_size))
-    per_trip = max(1, SEGMENTS_PER_TRIP * short // long)
-    if table_tokens < per_trip * long or per_trip * long <= short:
-        per_trip = 0
-    return TripSizes(long, per_trip, short)
+    while has_long and long < LONG_TRIP * short and 2 * long <= table_tokens:
+        long *= 2
+    return TripSizes(segment, short // segment, long // segment if long > short else 0)
 
 
 def power_of_two(tokens: int) -> int:
@@ -128,8 +129,7 @@ class Prior:
     @property
     def table_tokens(self) -> int:
         """Tokens that the block table names, without what it is padded with."""
-        padding = 3 * max(self.given.kv_segment_size, SHORT_SEGMENT)
-        return int(self.cache.block_table.shape[1]) * self.cache.block_size - padding
+        return int(self.cache.block_table.shape[1]) * self.cache.block_size - TABLE_PADDING
 
     def source(self, size: int) -> PagedSegments:
         """Segments of a size."""
@@ -220,43 +220,47 @@ def _wait(steps: int) -> Iterator[None]:
         yield
 
 
-class _Loop:
-    """A device loop over segments: a stage for each q_group, and the tiles that a trip takes."""
+class _Walked:
+    """The segments that device loops walk over: a stage for each q_group, and shared tiles."""
 
-    def __init__(self, parent: "PriorPass", source: PagedSegments, per_trip: int) -> None:
-        self._parent, self._source, self._per_trip = parent, source, per_trip
+    def __init__(self, parent: "PriorPass", sizes: TripSizes) -> None:
+        self._parent = parent
+        source = parent.prior.source(sizes.segment)
+        self._segment_size = sizes.segment
         self._segments = parent.segments(source)
-        self._segments.allocate(per_trip * len(parent.groups))
+        self._segments.allocate(max(sizes.short, sizes.long) * len(parent.groups))
         self.stages = [
             source.stage(queries.group.kv_head, parent.options(queries))
             for queries in parent.groups
         ]
-        if parent.prior.window is not None:
-            for stage in self.stages:
-                stage.walk.skipped = sbuf((PARTITIONS, 1))
 
-    @property
-    def trip_tokens(self) -> int:
-        """Tokens of a trip."""
-        return self._per_trip * self._source.segment_size
-
-    def begin(
-        self, counts: nl.NkiTensor, first_block: nl.NkiTensor | None, skipped: nl.NkiTensor | None
-    ) -> None:
+    def begin(self, counts: nl.NkiTensor) -> None:
         """Put every q_group's walk at the first segment."""
         for stage in self.stages:
-            stage.begin(counts, first_block)
-            if skipped is not None and stage.walk.skipped is not None:
-                nisa.tensor_copy(dst=stage.walk.skipped, src=skipped)
+            stage.begin(counts, None)
 
-    def run(self, start: nisa.VirtualRegister | int, end: nisa.VirtualRegister) -> None:
-        """Every q_group over the tokens from `start` to `end`; the first segments are gathered."""
+    def begin_within(
+        self, counts: nl.NkiTensor, first_block: nl.NkiTensor, skipped: nl.NkiTensor
+    ) -> None:
+        """Put every q_group's walk at a block, without the first `skipped` [128, 1] tokens."""
+        for stage in self.stages:
+            stage.begin(counts, first_block)
+            stage.walk.skipped = sbuf((PARTITIONS, 1))
+            nisa.tensor_copy(dst=stage.walk.skipped, src=skipped)
+
+    def run(
+        self, per_trip: int, start: nisa.VirtualRegister | int, end: nisa.VirtualRegister
+    ) -> None:
+        """Trips of so many segments over the tokens from `start` to `end`.
+
+        Each q_group's first segment is gathered, by begin() or in the trip before.
+        """
         parent = self._parent
 
         def trip(i: nisa.VirtualRegister) -> None:
             items = [
                 _Item(queries, stage, scale, None)
-                for _ in range(self._per_trip)
+                for _ in range(per_trip)
                 for queries, stage, scale in zip(
                     parent.groups, self.stages, parent.scales, strict=True
                 )
@@ -264,7 +268,7 @@ class _Loop:
             self._segments.attend(items)
             parent.softmax.drain()
 
-        nl.fori_loop(start, end, trip, step=self.trip_tokens)
+        nl.fori_loop(start, end, trip, step=per_trip * self._segment_size)
 
 
 class PriorPass:
@@ -283,8 +287,8 @@ class PriorPass:
         self._first_keys: dict[int, FirstKey] = {}
         # Loop bounds in tokens: nothing is done where they are not loaded.
         self._start, self._end = nisa.register_alloc(0), nisa.register_alloc(0)
-        self._long: _Loop | None = None
-        self._short: _Loop | None = None
+        self._sizes: TripSizes | None = None
+        self._walked: _Walked | None = None
         self._window: _Segments | None = None
         self._window_stages: list[Stage] = []
         window = prior.window
@@ -295,12 +299,14 @@ class PriorPass:
             ]
         if not prior.reach_is_short:
             num_blocks = sum(each.group.num_blocks for each in groups)
-            sizes = trip_sizes(
-                num_blocks, prior.given.kv_segment_size, prior.table_tokens, prior.key_bytes
+            self._sizes = trip_sizes(
+                num_blocks,
+                prior.given.kv_segment_size,
+                prior.table_tokens,
+                prior.key_bytes,
+                window is None,
             )
-            self._short = _Loop(self, prior.source(sizes.short), 1)
-            if window is None and sizes.per_trip:
-                self._long = _Loop(self, prior.source(sizes.long), sizes.per_trip)
+            self._walked = _Walked(self, self._sizes)
 
     def options(self, queries: QueryTiles) -> StageOptions:
         """How segments are made ready for a q_group."""
@@ -320,46 +326,40 @@ class PriorPass:
     def begin(self) -> Iterator[None]:
         """Start the first gathers, in steps; loop bounds in registers."""
         stages = list(self._window_stages)
-        if self._long is not None:
-            self._long.begin(self.prior.count, None, None)
-            stages += self._long.stages
-        if self._short is not None:
-            self._begin_short(self._short)
-            stages += self._short.stages
+        if self._walked is not None and self._sizes is not None:
+            self._begin_walk(self._walked, self._sizes)
+            stages += self._walked.stages
         for stage in stages:
             stage.keys.begin()
             yield
             yield from stage.fetch()
 
-    def _begin_short(self, short: _Loop) -> None:
-        """Where the long trips end, or where a window begins that all rows see."""
+    def _begin_walk(self, walked: _Walked, sizes: TripSizes) -> None:
+        """Where the loops begin and end: a window's at the first kv_tile that all rows see."""
         prior, count = self.prior, self.prior.count
         load_number(self._end, count)
-        position, alignment = count, short.trip_tokens
-        if prior.window is not None:
-            # In the middle of a segment perhaps.
-            position = sbuf((PARTITIONS, 1))
-            nisa.tensor_scalar(
-                dst=position, data=count, op0=nl.add,
-                operand0=float(prior.window.end_tile * PARTITIONS),
-            )  # fmt: skip
-        elif self._long is not None:
-            alignment = self._long.trip_tokens
-        else:
-            short.begin(count, None, None)
+        if prior.window is None:
+            if sizes.long:
+                _, token = aligned_down(count, sizes.long * sizes.segment)
+                load_number(self._start, token)
+            walked.begin(count)
             return
-        index, token = aligned_down(position, alignment)
+        # In the middle of a segment perhaps.
+        position = sbuf((PARTITIONS, 1))
+        nisa.tensor_scalar(
+            dst=position, data=count, op0=nl.add,
+            operand0=float(prior.window.end_tile * PARTITIONS),
+        )  # fmt: skip
+        index, token = aligned_down(position, sizes.segment)
         rest, first_block = sbuf((PARTITIONS, 1)), sbuf((1, 1), nl.int32)
         nisa.tensor_tensor(dst=rest, data1=count, data2=token, op=nl.subtract)
         nisa.tensor_scalar(
             dst=first_block, data=index[0:1, :], op0=nl.multiply,
-            operand0=float(alignment // prior.cache.block_size),
+            operand0=float(sizes.segment // prior.cache.block_size),
         )  # fmt: skip
-        skipped = None
-        if prior.window is not None:
-            skipped = sbuf((PARTITIONS, 1))
-            nisa.tensor_tensor(dst=skipped, data1=position, data2=token, op=nl.subtract)
-        short.begin(rest, first_block, skipped)
+        skipped = sbuf((PARTITIONS, 1))
+        nisa.tensor_tensor(dst=skipped, data1=position, data2=token, op=nl.subtract)
+        walked.begin_within(rest, first_block, skipped)
         load_number(self._start, token)
 
     def attend_window(self) -> None:
@@ -379,7 +379,8 @@ class PriorPass:
 
     def attend(self) -> None:
         """Every q_block over all other segments."""
-        if self._long is not None:
-            self._long.run(0, self._start)
-        if self._short is not None:
-            self._short.run(self._start, self._end)
+        if self._walked is None or self._sizes is None:
+            return
+        if self._sizes.long:
+            self._walked.run(self._sizes.long, 0, self._start)
+        self._walked.run(self._sizes.short, self._start, self._end)
