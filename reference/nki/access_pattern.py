@@ -9,9 +9,10 @@ import numpy as np
 
 from .dtypes import INTEGERS, ITEMSIZE, Array, dtype_name
 from .errors import NkiValidationError, OutOfBoundsError, OutsidePatternError, at_kernel_line
+from .layout import is_row_major
 from .regions import SBUF
 from .registers import RunTimeValue
-from .rules.views import check_ap_view
+from .rules.views import MAX_DIMS, check_ap_view, check_rank
 from .strided import Dynamic, Strided
 from .view import View
 
@@ -34,6 +35,8 @@ def ap(
     rows of the view (third-party kernels rely on both readings).
     """
     layout = t.v.layout
+    if t.dynamic is not None:
+        raise NkiValidationError(".ap on a view that has a run-time address already")
     pairs = tuple([(int(pair[0]), int(pair[1])) for pair in pattern])
     rows_at_run_time = vector_offset is not None
     key = (layout, t.v.offset, t.storage.nbytes, pairs, offset, dtype, rows_at_run_time)
@@ -43,11 +46,11 @@ def ap(
             found = _patterns[key] = _pattern(t, pairs, offset, dtype, rows_at_run_time)
         except OutsidePatternError as error:
             return t.unusable(error)
-    if layout.size * layout.itemsize != t.storage.nbytes:
+    if layout.size * layout.itemsize != t.storage.nbytes or not is_row_major(layout):
         check_ap_view(t.name, t.shape, t.offset, pairs)
+    if len(pairs) > MAX_DIMS:
+        check_rank(f".ap of {t.name!r}", found[1], layout.on_chip)
     name, shape, strides, start = found
-    if t.dynamic is not None:
-        raise NkiValidationError(".ap on a view that has a run-time address already")
     dynamic = None
     if scalar_offset is not None or rows_at_run_time:
         if scalar_offset is not None and rows_at_run_time:

@@ -16,7 +16,7 @@ from .dtypes import NUMPY, Array, cast, dtype_name, sentinel
 from .errors import NkiValidationError, UninitializedReadError
 from .layout import row_major
 from .regions import SHARED_HBM, MemoryRegion
-from .rules.views import check_partial_output
+from .rules.views import MAX_DIMS, check_partial_output, check_rank
 from .storage import Storage, Watch
 from .strict import violation
 from .tensor import NkiTensor, handle
@@ -75,6 +75,8 @@ class Arguments:
         shape = array.shape or (1,)
         if 0 in shape:
             raise NkiValidationError(f"argument {name!r} has shape {array.shape}: no elements")
+        if len(shape) > MAX_DIMS:
+            check_rank(f"argument {name!r}", shape, on_chip=False)
         flat = np.ascontiguousarray(array, dtype=NUMPY[dtype]).reshape(-1)
         storage = Storage(self.region, flat.view(np.uint8), flat.nbytes, name=name, written=True)
         if not array.flags.writeable and np.may_share_memory(flat, array):

@@ -139,3 +139,13 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= n
     return tuple(reversed(strides))
+
+
+def is_row_major(layout: Layout) -> bool:
+    """Whether the elements lie in the order of their indices, without gaps."""
+    step = 1
+    for n, stride in zip(reversed(layout.shape), reversed(layout.strides), strict=True):
+        if n != 1 and stride != step:
+            return False
+        step *= n
+    return True

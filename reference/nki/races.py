@@ -126,7 +126,6 @@ def _text(storage: Storage, instruction: str, does: str, done: str) -> str:
 def forget_accesses(storages: Iterable[Storage]) -> None:
     """The cores have met: what they did before is ordered with what follows."""
     for storage in storages:
-        storage.copied_at = 0
         watch = storage.watch
         if isinstance(watch, RaceWatch):
             watch.settle()

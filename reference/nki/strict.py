@@ -7,14 +7,15 @@ devices have taught is in `rules/field_rules.toml`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from .errors import NkiValidationError, NkiWarning, kernel_line
 from .rules import FIELD_RULES, label
 
 Level = Literal["error", "warn", "off"]
+Plan = TypeVar("Plan")
 
 DEFAULT_LEVELS: Final[dict[str, Level]] = {
     # SBUF and PSUM bytes that are live at once
@@ -53,6 +54,30 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
 _levels: dict[str, Level] = dict(DEFAULT_LEVELS)
 _warned: set[tuple[str, str, int, str]] = set()
 """Rule, file, line and instruction of the warnings of this launch."""
+_registries: dict[str, dict[Any, Any]] = {}
+"""What Python has shown of each file: a launch does not repeat the warnings of the one before."""
+_broken: list[int] = [0]
+"""How many violations there were, at any level."""
+
+
+def violations() -> int:
+    """How many times a rule was broken so far, whatever its level: to see whether one was since."""
+    return _broken[0]
+
+
+class Plans(dict[object, Plan]):
+    """Validated instructions by what their validation depends on: mostly operand layouts.
+
+    A plan that breaks a rule is not kept: the next such instruction may meet another level.
+    """
+
+    def made(self, key: object, make: Callable[..., Plan], *args: Any) -> Plan:
+        """The result of make(*args), kept under `key`."""
+        before = _broken[0]
+        plan = make(*args)
+        if _broken[0] == before:
+            self[key] = plan
+        return plan
 
 
 def level(rule: str) -> Level:
@@ -94,6 +119,7 @@ def violation(
     `at` is the kernel's file and line, None for the line that runs. A rule warns once per line and
     launch.
     """
+    _broken[0] += 1
     now = _levels[rule]
     if now == "off":
         return
@@ -103,7 +129,9 @@ def violation(
     key = rule, file, line, message.partition(" ")[0]
     if key not in _warned:
         _warned.add(key)
-        warnings.warn_explicit(f"{message} [rule {label(rule)}]", NkiWarning, file, line)
+        registry = _registries.setdefault(file, {})
+        text = f"{message} [rule {label(rule)}]"
+        warnings.warn_explicit(text, NkiWarning, file, line, registry=registry)
 
 
 def new_launch() -> None:

@@ -49,7 +49,11 @@ def integer_sum(x: Any, bad: bool) -> Any:
     return stored(total)
 
 
-@case("square_sum", r"activation_reduce: op nl.square; use nisa.activation", ones(4, 8))
+@case(
+    "square_sum",
+    r"activation_reduce: op nl.square with a reduction; use nisa.activation",
+    ones(4, 8),
+)
 def sum_of_squares(x: Any, bad: bool) -> Any:
     tile, total = nl.load(x), sbuf(4, 1)
     if bad:

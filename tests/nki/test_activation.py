@@ -121,11 +121,11 @@ def test_the_accumulator_runs_over_several_instructions() -> None:
         nisa.activation(scratch, nl.copy, a, reduce_op=nl.add, reduce_cmd=command.reset_reduce)
         nisa.activation(scratch, nl.copy, a, scale=5.0)  # idle: not added
         nisa.activation(
-            scratch, nl.square, a, reduce_op=nl.add, reduce_res=dst, reduce_cmd=command.reduce
+            scratch, nl.relu, a, reduce_op=nl.add, reduce_res=dst, reduce_cmd=command.reduce
         )
 
     got = run(body, x, out=((8, 1), "float32"))
-    np.testing.assert_allclose(got[:, 0], (x + x * x).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(got[:, 0], (x + np.maximum(x, 0)).sum(axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("command", ["reduce", "idle"])

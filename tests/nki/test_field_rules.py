@@ -14,11 +14,15 @@ from segattn.reference import nki
 from segattn.reference.nki import DEFAULT_LEVELS
 from segattn.reference.nki.rules import FIELD_RULES, TABLE, explain
 from segattn.reference.nki.rules.document import document
-from segattn.tests.nki import field_rule_cases_compute, field_rule_cases_dma
+from segattn.reference.nki.strict import Level
+from segattn.tests.nki import field_rule_cases_compute, field_rule_cases_dma, field_rule_forms
 from segattn.tests.nki.field_rule_cases import CASES, Case
 
-MODULES = field_rule_cases_compute, field_rule_cases_dma  # they add to CASES
+MODULES = field_rule_cases_compute, field_rule_cases_dma, field_rule_forms  # they add to CASES
 
+OFF: Level = "off"
+WARN: Level = "warn"
+ERROR: Level = "error"
 DOCS = Path(__file__).parents[2] / "docs"
 named = pytest.mark.parametrize("case", CASES, ids=[f"{c.rule}-{c.kernel.__name__}" for c in CASES])
 
@@ -64,6 +68,22 @@ def test_by_default_the_illegal_kernel_is_not_silent(case: Case) -> None:
 def test_the_legal_twin_passes(case: Case) -> None:
     with nki.strict(field="error"):
         launch(case, bad=False)
+
+
+@named
+def test_the_rule_is_asked_again_by_a_launch_that_is_stricter(case: Case) -> None:
+    """Whatever the launch before has validated and kept."""
+    row = next(row for row in TABLE if row.name == case.rule)
+    rule = row.name if row.level else row.enforced
+    if rule == "always":
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for level in OFF, WARN:
+            with nki.strict(None, **{rule: level}):
+                launch(case, bad=True)
+    with nki.strict(None, **{rule: ERROR}), pytest.raises(nki.NkiValidationError, match=case.says):
+        launch(case, bad=True)
 
 
 def test_every_row_has_a_case() -> None:

@@ -12,7 +12,7 @@ from ..dtypes import INTEGERS, NUMPY, Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
 from ..rules.reductions import check_square_sum
-from ..strict import level, violation
+from ..strict import Plans, level, violation
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, engine, reduce_cmd
@@ -24,7 +24,7 @@ from .reduce import check_command
 
 _F32: Final = frozenset({"float32"})
 _BIAS: Final = frozenset(NUMPY) - {"tfloat32"}
-_plans: dict[object, Activation] = {}
+_plans: Plans[Activation] = Plans()
 
 
 def activation(
@@ -66,7 +66,6 @@ def activation_reduce(
         "nisa.activation_reduce is kept for compatibility only; use nisa.activation with "
         "reduce_op, reduce_res and reduce_cmd",
     )
-    check_square_sum("nisa.activation_reduce", op)
     return _activation(
         "activation_reduce",
         dst,
@@ -104,9 +103,12 @@ def _activation(
     )
     function = _plans.get(key)
     if function is None:
-        function = _plan(me, dst, op, data, bias, scale, reduce_op, reduce_res, command)
-        _plans[key] = function
+        function = _plans.made(
+            key, _plan, me, dst, op, data, bias, scale, reduce_op, reduce_res, command
+        )
     idle = command is _IDLE and reduce_res is None
+    if not idle and function.name == "square":
+        check_square_sum(me)
     if not (data.v.known and is_known(bias) and is_known(scale)):
         operands = {"data": data, "bias": bias, "scale": scale}
         gaps = (

@@ -10,6 +10,7 @@ from ..dtypes import FLOATS, INTEGERS, NUMPY, Array, cast
 from ..errors import NkiValidationError
 from ..records import Engine
 from ..regions import ON_CHIP, PSUM
+from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import choose_engine, signature
 from .enums import NkiInstruction, engine
@@ -26,7 +27,7 @@ from .operands import (
 )
 
 _PREDICATES: Final = frozenset({"uint8", "uint16", "uint32"})
-_copies: dict[object, Any] = {}
+_copies: Plans[Any] = Plans()
 
 
 @hides_dtype
@@ -42,7 +43,7 @@ def tensor_copy(
     key = (signature(dst), signature(src), engine)
     plan = _copies.get(key)
     if plan is None:
-        plan = _copies[key] = _plan_copy(me, dst, src, engine)
+        plan = _copies.made(key, _plan_copy, me, dst, src, engine)
     if dtype is not None:
         ignore_dtype(me, dtype)
     chosen, same = plan
@@ -85,7 +86,7 @@ def memset(
     key = (signature(dst), type(value), clears, engine, "memset")
     chosen = _copies.get(key)
     if chosen is None:
-        chosen = _copies[key] = _plan_memset(me, dst, value, engine)
+        chosen = _copies.made(key, _plan_memset, me, dst, value, engine)
     view = target(dst, me)
     dtype = view.layout.dtype
     if dtype in INTEGERS or dtype == "int64":
@@ -128,7 +129,7 @@ def tensor_copy_predicated(
     me = "nisa.tensor_copy_predicated"
     key = (signature(dst), signature(src), type(src), signature(predicate), "predicated")
     if key not in _copies:
-        _copies[key] = _plan_predicated(me, dst, src, predicate)
+        _copies.made(key, _plan_predicated, me, dst, src, predicate)
     if reverse_pred and is_tensor(src):
         raise NkiValidationError(
             f"{me}: reverse_pred=True with a tile as src; allowed with a scalar src only: invert "

@@ -104,6 +104,7 @@ def core_barrier(
     if tuple(cores) != (0, 1):
         raise NkiValidationError(f"{me}: cores {cores}; allowed: (0, 1)")
     core.rendezvous("core_barrier", "", None)
+    data.storage.copied_at = 0
     number = account((), ())
     if trace.active is not None:
         trace.active.compute(_barrier_engine(me, engine), "core_barrier", core.index, (), ())

@@ -60,10 +60,9 @@ def dma_copy(
     skipped = 0
     region = current().region
     if region is not None and (skip or dge_mode is _NONE):
-        check_loop_dma(me, region, static=dge_mode is _NONE, skips=skip)
+        check_loop_dma(me, region, dst, static=dge_mode is _NONE, skips=skip)
     if src.dynamic is None and dst.dynamic is None:
         store(me, dst, load(me, src))
-        dst.storage.copied_at = kernel_line()[1] if dst.buffer in HBM else 0
     else:
         if dge_mode is not _UNKNOWN:
             _check_dynamic_mode(me, dst, src, dge_mode)
@@ -81,6 +80,7 @@ def _as_it_is(values: Array) -> Array:
 
 _SKIP: Final = oob_mode.skip
 _UNKNOWN: Final = dge_mode.unknown
+_SWDGE: Final = dge_mode.swdge
 _NONE: Final = dge_mode.none
 
 
@@ -233,8 +233,10 @@ def record_dma(
     """Count and record a DMA instruction."""
     dst = writes[0]
     for src in reads:
-        if src.storage is dst.storage and src.v is not dst.v:
+        if src.storage is dst.storage and (src.v is not dst.v or src.dynamic is not dst.dynamic):
             check_overlap(opcode, dst, src)
+    if dst.buffer in HBM and (opcode, dge) != ("dma_compute", _SWDGE):
+        dst.storage.copied_at = kernel_line()[1]
     number = account(writes, reads)
     recorder = trace.active
     if recorder is not None:

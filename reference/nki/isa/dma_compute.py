@@ -11,6 +11,8 @@ from ..core import current
 from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import NAMES
+from ..regions import SBUF
+from ..rules.dma_shapes import check_copied_shapes
 from ..rules.loop_dma import check_loop_dma
 from ..rules.scatter import check_scatter_add
 from ..tensor import NkiTensor
@@ -36,7 +38,13 @@ def dma_compute(
     """Store dst = float32 sum of the sources; with a vector_offset, update gathered rows."""
     me = "nisa.dma_compute"
     indirect = _check(me, dst, srcs, reduce_op, scales, unique_indices, oob_mode)
+    core = current()
+    skip = oob_mode is _SKIP
+    if core.region is not None and (skip or not indirect):
+        check_loop_dma(me, core.region, dst, static=not indirect, skips=skip)
     if not indirect:
+        for src in srcs:
+            check_copied_shapes(me, dst, src)
         terms = [_wide(me, load(me, src)).reshape(-1) for src in srcs]
         total = np.zeros(dst.size, np.float32)
         for term in terms:
@@ -45,10 +53,6 @@ def dma_compute(
             check_exact_result(total, dst.dtype, me, lambda: np.sum(terms, axis=0, dtype=float))
         store(me, dst, total.reshape(dst.shape))
         return record_dma("dma_compute", (dst,), tuple(srcs), dge_mode.none)
-    skip = oob_mode is _SKIP
-    core = current()
-    if core.region is not None and skip:
-        check_loop_dma(me, core.region, static=False, skips=True)
     rows = next(s for s in srcs if s.is_indirect())
     other = next(s for s in srcs if s is not rows)
     gathered, valid = gather_rows(me, rows, skip)
@@ -120,5 +124,10 @@ def _check(
     if same.storage is not dst.storage or same.v is not dst.v:
         raise NkiValidationError(
             f"{me}: a read-modify-write updates dst: one source must be the same view as dst"
+        )
+    if other.buffer is not SBUF:
+        raise NkiValidationError(
+            f"{me}: a read-modify-write goes between indexed rows in HBM and a tile in SBUF; "
+            f"{other.name!r} is in {other.buffer.value}: load it first"
         )
     return True

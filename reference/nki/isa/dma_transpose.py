@@ -43,7 +43,7 @@ def dma_transpose(
     skip = oob_mode is _SKIP
     region = current().region
     if region is not None and (skip or dge_mode is _NONE):
-        check_loop_dma(me, region, static=dge_mode is _NONE, skips=skip)
+        check_loop_dma(me, region, dst, static=dge_mode is _NONE, skips=skip)
     dynamic = src.dynamic
     skipped = 0
     if dynamic is not None and dynamic.vector:

@@ -95,10 +95,8 @@ def check_bitvec(me: str, **tiles: Any) -> None:
         )
 
 
-def check_operand(
-    me: str, operand: str, op: Op, value: Any, partitions: int, *, any_dtype: bool = False
-) -> None:
-    """A number or a [partitions, 1] tile: float32 (bitvec operators: integers) or `any_dtype`."""
+def check_operand(me: str, operand: str, op: Op, value: Any, partitions: int) -> None:
+    """A number or a [partitions, 1] tile: float32, with bitvec operators integers."""
     if op.unary:
         if value is not None and (is_tensor(value) or value != 0):
             raise NkiValidationError(
@@ -107,7 +105,7 @@ def check_operand(
         return
     if is_tensor(value):
         dtypes = INTEGERS if op.kind == "bitvec" else _F32_ONLY
-        check_vector(me, operand, value, partitions, None if any_dtype else dtypes)
+        check_vector(me, operand, value, partitions, dtypes)
         return
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise NkiValidationError(

@@ -15,6 +15,7 @@ from ..records import Access, Engine
 from ..rules.operands import check_dynamic_operands, check_same_partitions
 from ..rules.psum_loops import check_psum_in_loop
 from ..rules.psum_operands import check_psum_operand
+from ..strict import violations
 from ..strided import Dynamic
 from ..tensor import NkiTensor
 from ..view import View
@@ -69,7 +70,10 @@ def fp32(t: NkiTensor, instruction: str, operand: str, used: Array | None = None
         return view.f32
     shadow = array.astype(np.float32)
     if view.layout.dtype in WIDE_INTEGERS:
+        before = violations()
         check_exact(array, shadow, instruction, operand)
+        if violations() != before:
+            return shadow  # not kept, so that the next read asks the rule again
     if view.layout.on_chip:
         view.f32 = shadow
         view.f32_version = storage.version
@@ -168,15 +172,17 @@ def finish(
             wrote.append(t.access if t.dynamic else t.v.access or t.access)
         if t.storage.psum is not None:
             use_psum(core, opcode, t, reads=False)
-    if len(reads) > 1 and reads[0].v.layout.start != reads[1].v.layout.start:
-        check_same_partitions(opcode, reads)
+    if len(reads) > 1:
+        start = reads[0].v.layout.start
+        if start != reads[1].v.layout.start or start != reads[-1].v.layout.start:
+            check_same_partitions(opcode, reads)
     written = writes[0].storage if writes else None
     for t in reads:
         storage = t.storage
         use = storage.use
         if use is not None:
             use.last = number
-        if storage is written and t.v is not writes[0].v:
+        if storage is written and (t.v is not writes[0].v or t.dynamic is not None):
             check_overlap(opcode, writes[0], t)
         if t.dynamic is not None:
             dynamic = True

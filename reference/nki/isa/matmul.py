@@ -12,7 +12,7 @@ from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..rules.operands import check_matmul_operands
 from ..rules.psum_groups import check_inferred_group
-from ..strict import violation
+from ..strict import Plans, violation
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, matmul_perf_mode
@@ -20,7 +20,7 @@ from .execute import account, fp32, handed_over, put, raw, use_psum, view_of
 from .gaps import moved_gaps
 from .matmul_plan import MatmulPlan, check_position, check_tensor_engine_write, plan_matmul
 
-_plans: dict[object, MatmulPlan] = {}
+_plans: Plans[MatmulPlan] = Plans()
 
 
 def nc_matmul(
@@ -53,10 +53,10 @@ def nc_matmul(
     )
     plan = _plans.get(key)
     if plan is None:
-        plan = plan_matmul(
-            me, dst, stationary, moving, is_transpose, tile_position, tile_size, perf_mode
-        )
-        _plans[key] = plan
+        plan = _plans.made(
+            key, plan_matmul, me, dst, stationary, moving, is_transpose, tile_position, tile_size,
+            perf_mode,
+        )  # fmt: skip
     if tile_position:
         row, column = tile_position
         check_position(me, "stationary", stationary, row, "row")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..access_pattern import resolve
 from ..strict import level, violation
 from ..tensor import NkiTensor
 from ..view import View
@@ -25,9 +26,12 @@ _overlaps: dict[tuple[object, ...], bool] = {}
 
 def check_overlap(opcode: str, dst: NkiTensor, src: NkiTensor) -> None:
     """Report that two views of one storage overlap other than element by element."""
-    if dst.dynamic is not None or src.dynamic is not None or opcode in _MAY_OVERLAP:
+    if opcode in _MAY_OVERLAP:
         return
-    out, source = dst.v, src.v
+    me = f"nisa.{opcode}"
+    out, source = _now(dst, me), _now(src, me)
+    if out is None or source is None:
+        return
     key = (out.layout, out.offset, source.layout, source.offset)
     found = _overlaps.get(key)
     if found is None:
@@ -35,10 +39,17 @@ def check_overlap(opcode: str, dst: NkiTensor, src: NkiTensor) -> None:
     if found and level("operand_overlap") != "off":
         violation(
             "operand_overlap",
-            f"nisa.{opcode}: dst and an operand are overlapping parts of {dst.name!r} "
+            f"{me}: dst and an operand are overlapping parts of {dst.name!r} "
             f"(shapes {out.layout.shape} and {source.layout.shape}) but not the same elements in "
             "the same order, so what is read depends on timing; go through another tile",
         )
+
+
+def _now(t: NkiTensor, me: str) -> View | None:
+    """What an operand means at its run-time address; None for rows, or where nothing is moved."""
+    if t.dynamic is None:
+        return t.v
+    return None if t.dynamic.vector else resolve(t, me)
 
 
 def _shifted(out: View, source: View) -> bool:

@@ -11,6 +11,7 @@ from ..dtypes import INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import Op, op_of, reduction_of
 from ..rules.reductions import check_reduced_dtypes
+from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import check_operand, signature
 from .enums import NkiInstruction, reduce_cmd
@@ -27,7 +28,7 @@ from .operands import (
 )
 
 _REDUCIBLE = ("add", "multiply", "maximum", "minimum")
-_reduces: dict[object, Any] = {}
+_reduces: Plans[Any] = Plans()
 
 
 def tensor_reduce(
@@ -45,7 +46,7 @@ def tensor_reduce(
     key = (signature(dst), signature(data), op, axes, negate)
     plan = _reduces.get(key)
     if plan is None:
-        plan = _reduces[key] = _plan_reduce(me, dst, op, data, axes, negate)
+        plan = _reduces.made(key, _plan_reduce, me, dst, op, data, axes, negate)
     if not data.v.known and (gaps := row_gaps(me, (dst,), data=data)):
         with gaps:
             return tensor_reduce(dst, op, data, axis, negate, keepdims)
@@ -119,7 +120,7 @@ def accumulate_vector(
     return values
 
 
-_scalar_reduces: dict[object, Any] = {}
+_scalar_reduces: Plans[Any] = Plans()
 
 
 def tensor_scalar_reduce(
@@ -149,10 +150,10 @@ def tensor_scalar_reduce(
     )
     plan = _scalar_reduces.get(key)
     if plan is None:
-        plan = _plan_scalar_reduce(
-            me, dst, data, op0, operand0, reduce_op, reduce_res, reverse0, reduce_cmd, reduce_init
-        )
-        _scalar_reduces[key] = plan
+        plan = _scalar_reduces.made(
+            key, _plan_scalar_reduce, me, dst, data, op0, operand0, reduce_op, reduce_res,
+            reverse0, reduce_cmd, reduce_init,
+        )  # fmt: skip
     if not (data.v.known and is_known(operand0)) and (
         gaps := row_gaps(me, (dst, reduce_res), data=data, operand0=operand0)
     ):

@@ -14,6 +14,7 @@ from ..errors import NkiValidationError
 from ..language.binary import equal
 from ..ops import NAMES
 from ..registers import RunTimeValue, integer
+from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction
@@ -85,7 +86,7 @@ def iota(
     return finish("gpsimd", "iota", (dst,), ())
 
 
-_selects: dict[object, Any] = {}
+_selects: Plans[Any] = Plans()
 
 
 def affine_select(
@@ -104,14 +105,7 @@ def affine_select(
     key = (signature(dst), signature(on_true_tile), pairs, cmp_op)
     compare = _selects.get(key)
     if compare is None:
-        out = check_tile(me, "dst", dst, regions=SBUF_ONLY, why="GpSimd reaches SBUF only")
-        source = check_tile(
-            me, "on_true_tile", on_true_tile, regions=SBUF_ONLY, why="GpSimd reaches SBUF only"
-        )
-        check_destination(me, dst)
-        check_same_size(me, "on_true_tile", source, out)
-        _pattern(me, pattern, out.free)
-        compare = _selects[key] = comparison(me, "cmp_op", cmp_op, COMPARE.keys())
+        compare = _selects.made(key, _plan_select, me, dst, pattern, on_true_tile, cmp_op)
     if not isinstance(on_false_value, (int, float, np.number)):
         raise NkiValidationError(f"{me}: on_false_value is {on_false_value!r}; allowed: a number")
     layout = dst.v.layout
@@ -125,6 +119,16 @@ def affine_select(
         x = fp32(on_true_tile, me, "on_true_tile", keep).reshape(layout.shape)
     put(dst, np.where(keep, x, other), me)
     return finish("gpsimd", "affine_select", (dst,), (on_true_tile,))
+
+
+def _plan_select(me: str, dst: Any, pattern: Any, on_true_tile: Any, cmp_op: Any) -> Any:
+    why = "GpSimd reaches SBUF only"
+    out = check_tile(me, "dst", dst, regions=SBUF_ONLY, why=why)
+    source = check_tile(me, "on_true_tile", on_true_tile, regions=SBUF_ONLY, why=why)
+    check_destination(me, dst)
+    check_same_size(me, "on_true_tile", source, out)
+    _pattern(me, pattern, out.free)
+    return comparison(me, "cmp_op", cmp_op, COMPARE.keys())
 
 
 def comparison(me: str, parameter: str, op: Any, allowed: Any) -> Any:

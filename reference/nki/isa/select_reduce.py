@@ -11,6 +11,7 @@ from ..errors import NkiValidationError
 from ..language.binary import maximum
 from ..ops import NAMES, OPS, Op
 from ..registers import integer
+from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, reduce_cmd
@@ -28,10 +29,11 @@ from .select import COMPARE, comparison
 
 FP32_MIN: Final = float(np.finfo(np.float32).min)
 _RANGE_COMPARE: Final = frozenset(COMPARE) - {"not_equal"}
+_COLUMN: Final = frozenset({"float32"})
 _PREDICATES: Final = frozenset({"int8", "uint8", "int16", "uint16"})
 _ON_TRUE: Final = frozenset(NUMPY) - {"tfloat32", "int32", "uint32"}
 
-_ranges: dict[object, Any] = {}
+_ranges: Plans[Any] = Plans()
 
 
 def range_select(
@@ -65,18 +67,10 @@ def range_select(
     )
     plan = _ranges.get(key)
     if plan is None:
-        plan = _ranges[key] = _plan_range(
-            me,
-            dst,
-            on_true_tile,
-            comp_op0,
-            comp_op1,
-            bound0,
-            bound1,
-            reduce_cmd,
-            reduce_res,
-            reduce_op,
-        )
+        plan = _ranges.made(
+            key, _plan_range, me, dst, on_true_tile, comp_op0, comp_op1, bound0, bound1,
+            reduce_cmd, reduce_res, reduce_op,
+        )  # fmt: skip
     compare0, compare1, reduction = plan
     if np.float32(on_false_value) != np.float32(FP32_MIN):
         raise NkiValidationError(
@@ -144,7 +138,7 @@ def _maximum_only(me: str, reduce_op: Any) -> Op:
     return OPS["maximum"]
 
 
-_selects: dict[object, Op] = {}
+_selects: Plans[Op] = Plans()
 
 
 def select_reduce(
@@ -173,9 +167,10 @@ def select_reduce(
     )
     reduction = _selects.get(key)
     if reduction is None:
-        reduction = _selects[key] = _plan_select(
-            me, dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op
-        )
+        reduction = _selects.made(
+            key, _plan_select, me, dst, predicate, on_true, on_false, reduce_res, reduce_cmd,
+            reduce_op,
+        )  # fmt: skip
     layout = dst.v.layout
     where = raw(predicate, me, "predicate").reshape(layout.partitions, -1)
     where = where == 0 if reverse_pred else where != 0
@@ -218,7 +213,7 @@ def _plan_select(
     check_same_size(me, "on_true", source, out)
     check_not_both_psum(me, on_true=source, predicate=mask)
     if is_tensor(on_false):
-        check_vector(me, "on_false", on_false, source.partitions)
+        check_vector(me, "on_false", on_false, source.partitions, _COLUMN)
     elif not isinstance(on_false, (int, float, np.number)):
         raise NkiValidationError(
             f"{me}: on_false is {on_false!r}; allowed: a number or a [{source.partitions}, 1] tile"

@@ -11,6 +11,8 @@ from ..errors import NkiValidationError
 from ..ops import op_of
 from ..records import Engine
 from ..regions import PSUM
+from ..rules.reductions import check_reduced_dtypes
+from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import (
     Elementwise,
@@ -27,7 +29,7 @@ from .legacy import hides_dtype, ignore_dtype
 from .operands import check_destination, check_not_both_psum, check_same_size, check_tile
 from .reduce import accumulate_vector, check_row_reduction
 
-_tensor_tensor: dict[object, Elementwise] = {}
+_tensor_tensor: Plans[Elementwise] = Plans()
 
 
 def tensor_tensor(
@@ -43,7 +45,7 @@ def tensor_tensor(
     key = (signature(dst), signature(data1), signature(data2), op, engine)
     plan = _tensor_tensor.get(key)
     if plan is None:
-        plan = _tensor_tensor[key] = _plan_tensor_tensor(me, dst, data1, data2, op, engine)
+        plan = _tensor_tensor.made(key, _plan_tensor_tensor, me, dst, data1, data2, op, engine)
     if not (data1.v.known and data2.v.known) and (
         gaps := computed_gaps(me, dst, data1=data1, data2=data2)
     ):
@@ -106,7 +108,7 @@ def _plan_tensor_tensor(
     return plan
 
 
-_scalar_tensor: dict[object, Elementwise] = {}
+_scalar_tensor: Plans[Elementwise] = Plans()
 
 
 @hides_dtype
@@ -136,11 +138,13 @@ def scalar_tensor_tensor(
     if dtype is not None:
         ignore_dtype(me, dtype)
     if plan is None:
-        plan = _plan_scalar_tensor(me, dst, data, op0, operand0, op1, operand1)
-        _scalar_tensor[key] = plan
+        plan = _scalar_tensor.made(
+            key, _plan_scalar_tensor, me, dst, data, op0, operand0, op1, operand1
+        )
     reduction = None
     if reduce_op is not None or reduce_res is not None:
         reduction = check_row_reduction(me, data, reduce_op, reduce_res, reduce_cmd)
+        check_reduced_dtypes(me, reduce_res=reduce_res)
     if not (data.v.known and operand1.v.known and is_known(operand0)):
         operands = {"data": data, "operand0": operand0, "operand1": operand1}
         gaps = (
@@ -225,7 +229,7 @@ def _plan_scalar_tensor(
             raise NkiValidationError(f"{me}: {label} nl.{op.name}; arithmetic operators only")
     if second.unary:
         raise NkiValidationError(f"{me}: op1 nl.{second.name} is unary; it needs two operands")
-    check_operand(me, "operand0", first, operand0, source.partitions, any_dtype=True)
+    check_operand(me, "operand0", first, operand0, source.partitions)
     plan = Elementwise(dst, data, first, second, "vector")
     plan.rounded = out.dtype in WIDE_INTEGERS and {source.dtype, other.dtype} <= INTEGERS
     return plan

@@ -10,6 +10,7 @@ from ..dtypes import INTEGERS, WIDE_INTEGERS, Array
 from ..errors import NkiValidationError
 from ..ops import op_of
 from ..regions import PSUM
+from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import (
     Elementwise,
@@ -24,7 +25,7 @@ from .execute import finish, fp32, operand_value, put, raw, target
 from .gaps import computed_gaps
 from .operands import check_destination, check_same_size, check_tile, is_tensor
 
-_tensor_scalar: dict[object, Elementwise] = {}
+_tensor_scalar: Plans[Elementwise] = Plans()
 
 
 def tensor_scalar(
@@ -54,8 +55,9 @@ def tensor_scalar(
     )
     plan = _tensor_scalar.get(key)
     if plan is None:
-        plan = _plan_tensor_scalar(me, dst, data, op0, operand0, op1, operand1, engine)
-        _tensor_scalar[key] = plan
+        plan = _tensor_scalar.made(
+            key, _plan_tensor_scalar, me, dst, data, op0, operand0, op1, operand1, engine
+        )
     known = data.v.known and (not column0 or operand0.v.known)
     known = known and (not column1 or operand1.v.known)
     if not known and (
@@ -67,7 +69,8 @@ def tensor_scalar(
             )
     if plan.bitvec:
         _bitvec_scalar(me, plan, dst, data, operand0, reverse0, operand1, reverse1)
-        return finish(plan.engine, "tensor_scalar", (dst,), (data,), plan.name)
+        tiles_read = (data, *(t for t in (operand0, operand1) if type(t) is NkiTensor))
+        return finish(plan.engine, "tensor_scalar", (dst,), tiles_read, plan.name)
     x = fp32(data, me, "data")
     if plan.reshape is not None:
         x = x.reshape(plan.reshape)

@@ -8,6 +8,7 @@ from ..dtypes import Array
 from ..errors import NkiValidationError
 from ..records import Engine
 from ..regions import PSUM, SBUF
+from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import signature
 from .enums import NkiInstruction, engine
@@ -19,7 +20,7 @@ from .operands import check_destination, check_tile
 MAX_VECTOR = 32
 """Rows and columns of a Vector Engine transpose."""
 
-_transposes: dict[object, Engine] = {}
+_transposes: Plans[Engine] = Plans()
 
 
 def nc_transpose(
@@ -32,7 +33,7 @@ def nc_transpose(
     key = (signature(dst), signature(data), engine)
     chosen = _transposes.get(key)
     if chosen is None:
-        chosen = _transposes[key] = _plan_transpose(me, dst, data, engine)
+        chosen = _transposes.made(key, _plan_transpose, me, dst, data, engine)
     if not data.v.known and (gaps := moved_gaps(me, dst, data, _turned)):
         with gaps:
             return nc_transpose(dst, data, engine)

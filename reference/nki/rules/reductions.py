@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..dtypes import INTEGERS
-from ..ops import NAMES
 from ..strict import violation
 from ..tensor import NkiTensor
 
@@ -22,10 +19,10 @@ def check_reduced_dtypes(me: str, **operands: NkiTensor | None) -> None:
             return
 
 
-def check_square_sum(me: str, op: Any) -> None:
-    """activation_reduce of squares."""
-    if NAMES.get(op) == "square":
-        violation(
-            "square_sum",
-            f"{me}: op nl.square; use nisa.activation and nisa.tensor_reduce, which always compile",
-        )
+def check_square_sum(me: str) -> None:
+    """A sum of squares in one instruction of the Scalar Engine."""
+    violation(
+        "square_sum",
+        f"{me}: op nl.square with a reduction; use nisa.activation and nisa.tensor_reduce, which "
+        "always compile",
+    )
