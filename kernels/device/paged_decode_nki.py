@@ -26,8 +26,8 @@ Layouts. Run r of a tile on partition p, S segments of `rows` query rows in a ti
     row maxima, row sums, outputs   [128 or d, (segment, row)], the same on all partitions
 
 On-chip memory per partition: 3 staging tiles of 8 KiB each for keys and for values (16 KiB for
-pre-transposed keys), 3 * 2 KiB transposed keys, 2 KiB weights and 4 KiB fp32 scores in flight per
-tile, 4 * N * rows bytes for each of the states. PSUM: transposes 2 banks, scores 2, outputs, sums
+pre-transposed keys), 5 * 2 KiB transposed keys, 2 KiB weights and 4 KiB fp32 scores in flight per
+tile, 4 * N * rows bytes for each of the states. PSUM: transposes 2 banks, scores 3, outputs, sums
 and maxima five quarters of one.
 
 Numerics. Exact running maximum of every row, never below FLOOR; scores minus maximum in fp32, exp
@@ -52,7 +52,8 @@ from .decode.batch import (
     store_outputs,
 )
 from .decode.keys import KeyColumns, KeyRows, KeySource
-from .decode.work_tile import Batch, Stages
+from .decode.stages import Stages
+from .decode.work_tile import Batch
 
 
 def clear_empty(empty: nl.NkiTensor, core: int, args: DecodeArguments) -> None:

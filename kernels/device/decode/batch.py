@@ -161,6 +161,7 @@ class Psum:
             nl.ndarray((PARTITIONS, width), dtype=dtype, buffer=nl.psum) for _ in range(2)
         ]
         self.scores = [nl.ndarray(bank, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+        self.edge_scores = nl.ndarray(bank, dtype=nl.float32, buffer=nl.psum)
         quarter = (PARTITIONS, PARTITIONS)
         self.outputs = [nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
         self.sums = nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum)

@@ -1,19 +1,20 @@
-"""Work tiles of a batch: scores of one beside the values of the one before, edges at the end.
+"""Work tiles of a batch: scores of one beside the values of the one before, edges first.
 
-    DMA   K0 V0 | K1 V1    | K2 V2    | ...                          | out
-    PE    K0'S0 | K1'S1 PV0| K2'S2 PV1| ... PVn | edges: K'S PV      |
-    DVE         | max0     | max1 o0  | ...     | max of edges first |
-    ACT         |   exp0   |   exp1   | ...                          |
+    DMA   edges K0 V0 | K1 V1    | K2 V2    | ...      | out
+    PE    K0'S0 edges | K1'S1 PV0| K2'S2 PV1| ... PVn  |
+    DVE         edges | max0     | max1 o0  | ...   on |
+    ACT         edges |   exp0   |   exp1   | ...      |
 
-K' is the transpose of keys, S the scores, o the update of the running output. Lists and loads of a
-batch begin with it: a device loop waits for its loads at the end of every trip.
+K' is the transpose of keys, S the scores, o the update of the running output. Every segment begins
+with the state of its edge tokens, so that only the last tile's values wait for the last load.
+Lists and loads of a batch begin with it: a device loop waits for its loads at the end of a trip.
 """
 
 from collections.abc import Iterator
+from itertools import cycle
 
 from ...backend import nisa, nl
 from ...sizes import FLOOR, MASKED, PARTITIONS
-from ..loading import element_bytes
 from .batch import (
     Constants,
     DecodeArguments,
@@ -25,66 +26,13 @@ from .batch import (
     numbers_of,
 )
 from .keys import gather_runs
+from .stages import Stages
 
 KEY_BUFFERS = 3
 """SBUF tiles of transposed keys: PE fills one while others are stationary operands."""
 
-ZERO_BYTES = 4096
-"""Bytes per partition of the zeros that staging tiles begin with."""
-
-STAGES = 4
-"""Staging tiles of keys and of values: so many work tiles are loaded or in use at once."""
-
-
-class Stages:
-    """Staging tiles, which keep their contents over trips: runs of index -1 are not loaded."""
-
-    def __init__(self, args: DecodeArguments, key_dtype: str, num_parts: int) -> None:
-        d = args.d
-        count = min(STAGES, args.tiles)
-
-        def new(tokens: int, dtype: str) -> nl.NkiTensor:
-            return nl.ndarray((PARTITIONS, tokens * d), dtype=dtype, buffer=nl.sbuf)
-
-        self.keys = [new(args.tokens, key_dtype) for _ in range(count)]
-        self.values = [new(args.tokens, args.v_cache.dtype) for _ in range(count)]
-        self.edge_keys = [new(args.edge_tokens, key_dtype) for _ in range(num_parts)]
-        self.edge_values = [new(args.edge_tokens, args.v_cache.dtype) for _ in range(num_parts)]
-        self.queries = [
-            nl.ndarray((count * args.rows, d), dtype=args.q.dtype, buffer=nl.sbuf)
-            for _, count in args.parts
-        ]
-
-    def clear(self) -> None:
-        """Zeros, so that what no run fills is finite: keys by DVE, values by ACT."""
-        for rows in self.queries:
-            nisa.memset(dst=rows, value=0.0)
-        zeros = nl.ndarray((PARTITIONS, ZERO_BYTES // 4), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=zeros, value=0.0)
-        for keys, values in zip(
-            self.edge_keys + self.keys, self.edge_values + self.values, strict=True
-        ):
-            fill(keys, zeros, nl.bfloat16, nisa.engine.vector)
-            fill(values, zeros, nl.float32, nisa.engine.scalar)
-
-
-def fill(tile: nl.NkiTensor, zeros: nl.NkiTensor, dtype: str, engine: nisa.engine) -> None:
-    """Copy zeros as elements of a dtype: DVE copies 16-bit ones fastest, ACT words."""
-    size = 2 if dtype == nl.bfloat16 else 4
-    width = tile.shape[1] * stored_bytes(tile.dtype) // size
-    room = ZERO_BYTES // size
-    for first in range(0, width, room):
-        count = min(room, width - first)
-        nisa.tensor_copy(
-            dst=tile.ap([[width, PARTITIONS], [1, count]], offset=first, dtype=dtype),
-            src=zeros.ap([[room, PARTITIONS], [1, count]], dtype=dtype),
-            engine=engine,
-        )
-
-
-def stored_bytes(dtype: str) -> int:
-    """Bytes of one element of a cache."""
-    return 1 if dtype == nl.float8_e4m3 else element_bytes(dtype)
+EDGE_BUFFERS = 2
+"""The same for the keys of edges, which come between."""
 
 
 class Batch:
@@ -98,11 +46,13 @@ class Batch:
         self.columns = args.segments * args.rows
         self.tile_columns = self.columns // args.tiles
         width = self.psum.transposed[0].shape[1]
-        self.key_tiles = [
-            nl.ndarray((PARTITIONS, width), dtype=args.q.dtype, buffer=nl.sbuf)
-            for _ in range(KEY_BUFFERS)
-        ]
-        self.num_keys = 0
+        rings = []
+        for count in (KEY_BUFFERS, EDGE_BUFFERS):
+            shape = (PARTITIONS, width)
+            tiles = [nl.ndarray(shape, dtype=args.q.dtype, buffer=nl.sbuf) for _ in range(count)]
+            rings.append(cycle(tiles))
+        self.key_tiles, self.edge_tiles = rings
+        self.chunks_per_tile = width // PARTITIONS
         self.load()
         self.queries = self.query_columns()
         self.factors = self.load_factors()
@@ -197,33 +147,31 @@ class Batch:
         stage: nl.NkiTensor,
         tokens: int,
         columns: tuple[int, int],  # first and number of the queries'
-        background: Iterator[None],  # goes on a step after each bank of keys
-    ) -> nl.NkiTensor:
-        """Scores [128, (column, token)] of a stage against some query columns."""
+        bank: nl.NkiTensor,  # PSUM, result: [128, (column, token)]
+        ring: Iterator[nl.NkiTensor],  # for transposed keys
+    ) -> Iterator[None]:
+        """Scores of a stage against some query columns, a step for each bank of keys."""
         _, count = columns
         keys = self.args.keys
-        bank = self.psum.next_scores()
         if self.zeros is not None:
             nisa.nc_matmul(
                 dst=bank[:, 0 : count * tokens], stationary=self.zeros[:, 0:PARTITIONS],
                 moving=self.zeros[:, 0 : count * tokens], accumulate=False,
             )  # fmt: skip
         chunks = keys.chunks(stage, tokens)
-        per_bank = self.key_tiles[0].shape[1] // PARTITIONS
         waiting: list[tuple[nl.NkiTensor, int, list[nl.NkiTensor]]] = []
-        for begin in range(0, len(chunks), per_bank):
-            some = chunks[begin : begin + per_bank]
-            waiting.append((self.transpose(some), begin, some))
+        for begin in range(0, len(chunks), self.chunks_per_tile):
+            some = chunks[begin : begin + self.chunks_per_tile]
+            waiting.append((self.transpose(some, next(ring)), begin, some))
             # PE transposes the next chunks while these are copied.
             if begin > 0:
                 self.multiply(*waiting.pop(0), tokens, columns, bank)
-            next(background, None)
+            yield
         self.multiply(*waiting.pop(0), tokens, columns, bank)
-        return bank
 
-    def transpose(self, chunks: list[nl.NkiTensor]) -> nl.NkiTensor:
+    def transpose(self, chunks: list[nl.NkiTensor], own: nl.NkiTensor) -> nl.NkiTensor:
         """Chunks [128, n] as [n, 128] side by side in SBUF."""
-        bank, own = self.psum.next_transposed(), self.next_keys()
+        bank = self.psum.next_transposed()
         heights = {chunk.shape[1] for chunk in chunks}
         for i, chunk in enumerate(chunks):
             part = slice(i * PARTITIONS, (i + 1) * PARTITIONS)
@@ -268,11 +216,6 @@ class Batch:
                     ),
                     accumulate=self.has_chains,
                 )  # fmt: skip
-
-    def next_keys(self) -> nl.NkiTensor:
-        """The next SBUF tile of transposed keys."""
-        self.num_keys += 1
-        return self.key_tiles[self.num_keys % KEY_BUFFERS]
 
     def weights(
         self,
@@ -325,44 +268,53 @@ class Batch:
         nisa.nc_matmul(dst=total, stationary=self.constants.ones, moving=own, accumulate=False)
         return [total, *results]
 
-    def edge_scores(self) -> tuple[list[nl.NkiTensor], nl.NkiTensor]:
-        """Masked scores of the edge tokens of each part, and their maxima [128, columns]."""
-        args, lists, e = self.args, self.lists, self.args.edge_tokens
-        kept: list[nl.NkiTensor] = []
-        maxima = nl.ndarray((PARTITIONS, self.columns), dtype=nl.float32, buffer=nl.sbuf)
-        parts, queries = len(args.parts), args.q.shape[2]
+    def edges(self, state: State) -> Iterator[None]:
+        """Begin the state of every segment with its edge tokens, part by part, in steps."""
+        args, e = self.args, self.args.edge_tokens
         for part, (first, count) in enumerate(args.parts):
-            stage = self.stages.edge_keys[part]
             columns, at = count * args.rows, first * args.rows
+            keys, values = self.stages.edge_keys[part], self.stages.edge_values[part]
             if args.keys.pack > 1:
                 # A token would meet the NaN of one beside it.
-                stage = self.seen_tokens(part, stage)
-            scores = self.scores(stage, e, (at, columns), iter(()))
-            masked = nl.ndarray((PARTITIONS, columns * e), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.select_reduce(
-                dst=masked,
-                predicate=lists.flags.ap(
-                    [
-                        [lists.flags.shape[1], PARTITIONS], [queries * e, count],
-                        [0, args.rows // queries], [1, queries * e],
-                    ],
-                    offset=parts + parts * e + first * queries * e,
-                ),
-                on_true=scores[:, 0 : columns * e],
-                on_false=MASKED,
-            )  # fmt: skip
-            own = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_reduce(
-                dst=own, op=nl.maximum,
-                data=masked.ap([[columns * e, PARTITIONS], [e, columns], [1, e]]), axis=2,
-            )  # fmt: skip
-            column = self.constants.column_maxima(own, self.psum.maxima[0])
-            spread = self.constants.spread(column, self.psum.maxima[1])
-            nisa.tensor_scalar(
-                dst=maxima[:, at : at + columns], data=spread, op0=nl.maximum, operand0=FLOOR
-            )
-            kept.append(masked)
-        return kept, maxima
+                keys = self.seen_tokens(part, keys)
+            yield from self.scores(keys, e, (at, columns), self.psum.edge_scores, self.edge_tiles)
+            own = state.of(at, columns)
+            masked = self.seen_scores(part, own.row_max)
+            yield
+            weights = self.weights(masked, e, own.row_max, at)
+            yield
+            found = self.attend(weights, self.seen_tokens(part, values), e)
+            for total, new in zip(own.sums(), found, strict=True):
+                nisa.tensor_copy(dst=total, src=new)
+            yield
+
+    def seen_scores(self, part: int, row_max: nl.NkiTensor) -> nl.NkiTensor:
+        """A part's edge scores, MASKED where not seen; their maxima into [128, columns]."""
+        args, lists, e = self.args, self.lists, self.args.edge_tokens
+        first, count = args.parts[part]
+        columns, parts, queries = count * args.rows, len(args.parts), args.q.shape[2]
+        masked = nl.ndarray((PARTITIONS, columns * e), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.select_reduce(
+            dst=masked,
+            predicate=lists.flags.ap(
+                [
+                    [lists.flags.shape[1], PARTITIONS], [queries * e, count],
+                    [0, args.rows // queries], [1, queries * e],
+                ],
+                offset=parts + parts * e + first * queries * e,
+            ),
+            on_true=self.psum.edge_scores[:, 0 : columns * e],
+            on_false=MASKED,
+        )  # fmt: skip
+        own = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(
+            dst=own, op=nl.maximum,
+            data=masked.ap([[columns * e, PARTITIONS], [e, columns], [1, e]]), axis=2,
+        )  # fmt: skip
+        column = self.constants.column_maxima(own, self.psum.maxima[0])
+        spread = self.constants.spread(column, self.psum.maxima[1])
+        nisa.tensor_scalar(dst=row_max, data=spread, op0=nl.maximum, operand0=FLOOR)
+        return masked
 
     def seen_tokens(self, part: int, stage: nl.NkiTensor) -> nl.NkiTensor:
         """Edge tokens [128, (token, d)], zero where no query sees them: NaN may lie there."""
@@ -381,7 +333,7 @@ class Batch:
     def softmax(
         self, tile: int, scores: nl.NkiTensor, state: State, befores: list[State]
     ) -> Iterator[None]:
-        """A tile's weights and weighted values; `state` begins with the maxima of its edges."""
+        """A tile's weights and weighted values join its segments' states, which hold the edges."""
         args = self.args
         count, rows, t = self.tile_columns, args.rows, args.tokens
         maxima = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -394,21 +346,20 @@ class Batch:
         column = self.constants.column_maxima(maxima, self.psum.maxima[0])
         yield
         spread = self.constants.spread(column, self.psum.maxima[1])
-        nisa.tensor_tensor(dst=state.row_max, data1=state.row_max, data2=spread, op=nl.maximum)
+        row_max = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=row_max, data1=state.row_max, data2=spread, op=nl.maximum)
         for i, before in enumerate(befores):
             nisa.scalar_tensor_tensor(
-                dst=state.row_max[:, 0:rows], data=before.row_max, op0=nl.add,
-                operand0=self.link(tile, i), op1=nl.maximum, operand1=state.row_max[:, 0:rows],
+                dst=row_max[:, 0:rows], data=before.row_max, op0=nl.add,
+                operand0=self.link(tile, i), op1=nl.maximum, operand1=row_max[:, 0:rows],
             )  # fmt: skip
         lowered_by = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(
-            dst=lowered_by, data1=state.row_max, data2=self.mask(tile), op=nl.subtract
-        )
+        nisa.tensor_tensor(dst=lowered_by, data1=row_max, data2=self.mask(tile), op=nl.subtract)
         weights = self.weights(scores, t, lowered_by, tile * count)
         yield
         stage = tile % len(self.stages.values)
         found = self.attend(weights, self.stages.values[stage], t)
-        self.update(tile, found, state, befores)
+        self.update(tile, found, row_max, state, befores)
         following = tile + len(self.stages.keys)
         if following < args.tiles:
             self.gather(following)
@@ -433,72 +384,72 @@ class Batch:
         return [state.of(0, rows), state.last(rows)]
 
     def update(
-        self, tile: int, found: list[nl.NkiTensor], state: State, befores: list[State]
+        self,
+        tile: int,
+        found: list[nl.NkiTensor],
+        row_max: nl.NkiTensor,  # of the tile, with its edges and what it goes on with
+        state: State,
+        befores: list[State],
     ) -> None:
-        """Row sums and outputs of a tile; its first segment goes on with one before."""
-        rows = self.args.rows
-        factors = self.factors
-        if factors is not None:
-            at = tile * self.tile_columns
-            factors = factors[:, at : at + rows]
-        alphas = []
+        """Sums of a tile and of its edges; its first segment goes on with one before."""
+        rows, count = self.args.rows, self.tile_columns
+        width = count + len(befores) * rows
+        changes = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(
+            dst=changes[:, 0:count], data1=state.row_max, data2=row_max, op=nl.subtract
+        )
         for i, before in enumerate(befores):
-            change = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+            at = count + i * rows
             nisa.scalar_tensor_tensor(
-                dst=change, data=before.row_max, op0=nl.add, operand0=self.link(tile, i),
-                op1=nl.subtract, operand1=state.row_max[:, 0:rows],
+                dst=changes[:, at : at + rows], data=before.row_max, op0=nl.add,
+                operand0=self.link(tile, i), op1=nl.subtract, operand1=row_max[:, 0:rows],
             )  # fmt: skip
-            alpha = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
-            exponentials(alpha, change, self.args.scale, factors)
-            alphas.append(alpha)
+        alphas = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
+        self.change_factors(tile, changes, alphas)
+        nisa.tensor_copy(dst=state.row_max, src=row_max, engine=nisa.engine.gpsimd)
         for number, (own, new) in enumerate(zip(state.sums(), found, strict=True)):
-            height, total = own.shape[0], new[:, 0:rows]
-            for before, alpha in zip(befores, alphas, strict=True):
+            height = own.shape[0]
+            nisa.tensor_tensor(dst=own, data1=own, data2=alphas[0:height, 0:count], op=nl.multiply)
+            nisa.tensor_tensor(dst=own, data1=own, data2=new, op=nl.add)
+            for i, before in enumerate(befores):
+                at = count + i * rows
                 scaled = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
                 nisa.tensor_tensor(
-                    dst=scaled, data1=before.sums()[number], data2=alpha[0:height, :],
-                    op=nl.multiply,
+                    dst=scaled, data1=before.sums()[number],
+                    data2=alphas[0:height, at : at + rows], op=nl.multiply,
                 )  # fmt: skip
-                nisa.tensor_tensor(dst=own[:, 0:rows], data1=scaled, data2=total, op=nl.add)
-                total = own[:, 0:rows]
-            if own.shape[1] > rows:
-                nisa.tensor_copy(dst=own[:, rows:], src=new[:, rows:])
+                first = own[:, 0:rows]
+                nisa.tensor_tensor(dst=first, data1=first, data2=scaled, op=nl.add)
+
+    def change_factors(self, tile: int, changes: nl.NkiTensor, alphas: nl.NkiTensor) -> None:
+        """Exp of the scaled changes of a tile's columns, and of its first rows for each before."""
+        if self.factors is None:
+            exponentials(alphas, changes, self.args.scale, None)
+            return
+        rows, at = self.args.rows, tile * self.tile_columns
+        first, width = 0, self.tile_columns
+        while first < changes.shape[1]:
+            own = slice(first, first + width)
+            factors = self.factors[:, at : at + width]
+            exponentials(alphas[:, own], changes[:, own], self.args.scale, factors)
+            first, width = first + width, rows
 
     def run(self, carried: State) -> State:
         """All tiles, after the last tile of the batch before; the state of all columns."""
         args = self.args
         count = self.tile_columns
-        edge_scores, edge_maxima = self.edge_scores()
-        edge_values = [self.seen_tokens(i, v) for i, v in enumerate(self.stages.edge_values)]
         state = new_state(args, self.columns)
-        state.row_max = edge_maxima
         states = [state.of(tile * count, count) for tile in range(args.tiles)]
         befores = [self.ends_of(carried), *map(self.ends_of, states)]
-        background: Iterator[None] = iter(())
+        background = self.edges(state)
         for tile in range(args.tiles):
             stage = self.stages.keys[tile % len(self.stages.keys)]
-            scores = self.scores(stage, args.tokens, (tile * count, count), background)
+            scores, columns = self.psum.next_scores(), (tile * count, count)
+            for _ in self.scores(stage, args.tokens, columns, scores, self.key_tiles):
+                next(background, None)
             for _ in background:
                 pass
             background = self.softmax(tile, scores, states[tile], befores[tile])
         for _ in background:
             pass
-        self.add_edges(edge_scores, edge_values, state)
         return state
-
-    def add_edges(
-        self, edge_scores: list[nl.NkiTensor], edge_values: list[nl.NkiTensor], state: State
-    ) -> None:
-        """Add the edge tokens to the sums of all segments."""
-        args, e = self.args, self.args.edge_tokens
-        for part, (first, count) in enumerate(args.parts):
-            columns, at = count * args.rows, first * args.rows
-            row_max = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=row_max, src=state.row_max[:, at : at + columns])
-            weights = self.weights(edge_scores[part], e, row_max, at)
-            found = self.attend(weights, edge_values[part], e)
-            for own, new in zip(state.sums(), found, strict=True):
-                nisa.tensor_tensor(
-                    dst=own[:, at : at + columns], data1=own[:, at : at + columns], data2=new,
-                    op=nl.add,
-                )  # fmt: skip
