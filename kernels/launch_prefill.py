@@ -11,7 +11,7 @@ from .arrays import array_kind, read_optional
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
 from .device.segmented_attention_nki import segmented_attention_kernel
 from .launch import Launch, execute, run
-from .plan.key_writes import key_write_arguments
+from .plan.cache_writes import write_arguments
 from .plan.window_plan import window_columns, window_slots
 from .sizes import PARTITIONS, TABLE_PADDING
 from .validation import (
@@ -146,10 +146,10 @@ def prepare_padded_prefill(
             raise _check_failed(flags)
         return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
+    writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], k_pre_transposed)
     arrays = (
-        q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots, _number(count), chunk.scale,
-        window, chunk.sinks, *scales, chunk.first_softmax,
-        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
+        q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), *writes, _number(count), chunk.scale,
+        window, chunk.sinks, *scales, chunk.first_softmax, *key_writes,
     )  # fmt: skip
     return Launch(padded_prefill_kernel, cores, arrays, finish)
 

@@ -6,7 +6,7 @@ from .addresses import check_slots
 from .arrays import array_kind, read_optional
 from .device.write_kv_cache_nki import write_kv_cache_kernel
 from .launch import Launch, run
-from .plan.key_writes import key_write_arguments
+from .plan.cache_writes import write_arguments
 from .validation import (
     check_cache_scale,
     check_caches,
@@ -66,11 +66,12 @@ def prepare_write_kv_cache(
     check_writable_caches(k_rows, v_rows, k=k_, v=v_)
     check_integers("slot_mapping", slots, (k_.shape[1],))
     check_slots(slots, v_rows)
+    writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], k_pre_transposed)
     arrays = (
-        k_, v_, device_fp8(k_rows), device_fp8(v_rows), slots,
+        k_, v_, device_fp8(k_rows), device_fp8(v_rows), *writes,
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
-        *key_write_arguments(slots, v_rows.shape[2], k_pre_transposed),
+        *key_writes,
     )  # fmt: skip
 
     def finish(_: Any) -> tuple[Any, Any]:

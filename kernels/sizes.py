@@ -33,3 +33,37 @@ MASKED = -1.5e38
 """Added to the score of a key that a row does not see, at most twice: finite then, so that the
 hardware never meets infinity. Stays below FLOOR after a multiplication with a k_scale down to 1e-6.
 """
+
+EDGE_BLOCKS = 3
+"""Most blocks of a chunk that a cache write fills in part, or at the end, besides its runs."""
+
+
+COLUMN_BYTES = 8192
+"""Most bytes of such a part."""
+
+
+def num_runs(num_tokens: int, run: int) -> int:
+    """Runs of `run` tokens of a KV head that a cache write stores, wherever the first one begins;
+    0 tokens are no run.
+    """
+    return max(0, (num_tokens - run + 1) // run) if run else 0
+
+
+def single_tokens(num_tokens: int, run: int) -> int:
+    """Most tokens that a cache write with such runs stores by themselves."""
+    return 2 * run if run else num_tokens
+
+
+def column_parts(head_dim: int, block_size: int, itemsize: int) -> int:
+    """Parts of a pre-transposed block of a head, equal numbers of its features, that a cache write
+    holds on a partition each.
+    """
+    return next(
+        n for n in range(1, head_dim + 1)
+        if head_dim % n == 0 and head_dim // n * block_size * itemsize <= COLUMN_BYTES
+    )  # fmt: skip
+
+
+def tile_heights(rows: int) -> list[int]:
+    """Rows of each tile of 128, the last one cut."""
+    return [min(PARTITIONS, rows - first) for first in range(0, rows, PARTITIONS)]

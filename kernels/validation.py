@@ -27,9 +27,8 @@ BOUNDED_CHUNK_BYTES = 2 << 20
 MOST_ROWS = 8192
 """Longest chunk: the program of one head has below 20,000 instructions then."""
 MOST_WRITTEN_ROWS = 350_000
-"""Most tokens times (KV heads + 4) of write_kv_cache: its program then has below 20,000
-instructions, at most 7 * KV + 28 for a tile of 128 tokens (fp8, pre-transposed, d = 256).
-"""
+"""Most tokens times (KV heads + 4) of write_kv_cache: rows of the chunk are exact in fp32, and the
+program has below 60,000 instructions where pre-transposed keys follow each other in blocks."""
 WIDEST_TOKEN = 16384
 """Most elements of a token's K in all heads: with scales SBUF holds 128 tokens in three forms."""
 FEW_TOKENS = 512

@@ -27,7 +27,7 @@ Layouts. Query and key columns [128 features, rows] per 128 features of d, a ten
 and for each 4 kv_tiles; values with a column of ones [128, 4 * (d + 1)]: row t * 128 + p on
 partition p. q_tile i * heads + h of a q_group is row tile i of head h. Bounded: scores [128 keys,
 512 queries]. Exact: scores [128 queries, keys] in PSUM, weights transposed by PE. A pre-transposed
-K cache is written last, by transposed_key_writer.py.
+K cache is written by cache_writer.py as well.
 
 On-chip memory per partition, element size b, tiles n = S / 128, row tiles m of a q_group of G
 heads, f = ceil(d / 128): query columns 128 f G m b, accumulators 4 G m (d + 1), keys and values of
@@ -45,37 +45,18 @@ check on the row_sums passes (bounded_softmax.py, result.py), over some 256 rows
 from collections.abc import Iterator
 
 from ..backend import nki, nl
-from .cache.transposed_key_writer import key_writer
+from .cache_writer import Source
 from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments
-from .write_kv_cache_nki import CacheWriter
+
+IDLE_ROWS = 64
+"""A cache write waits one step for each so many rows of the chunk, whose loads come first."""
 
 
-def chunk_writer(
-    chunks: list[nl.NkiTensor],  # k, v, or v alone
-    caches: list[nl.NkiTensor],  # k_cache, v_cache, or v_cache alone
-    slot_mapping: nl.NkiTensor,
-    scales: list[nl.NkiTensor | None],
-    core: int,
-    num_cores: int,
-) -> CacheWriter | None:
-    """What a core stores: both caches, or one of two cores one of them; None: nothing.
-
-    Of two cores the second one stores the values.
-    """
-    if num_cores == 1:
-        return CacheWriter(chunks, caches, slot_mapping, scales)
-    own = core + len(chunks) - num_cores
-    if own < 0:
-        return None
-    return CacheWriter([chunks[own]], [caches[own]], slot_mapping, [scales[own]])
-
-
-def stores(writer: CacheWriter) -> Iterator[None]:
-    """A cache write in steps."""
-    writer.prepare()
-    while writer.done < writer.steps:
-        writer.step()
+def stores(source: Source) -> Iterator[None]:
+    """A cache write beside the attention of its chunk."""
+    for _ in range(source.chunk.shape[1] // IDLE_ROWS):
         yield
+    yield from source.steps()
 
 
 @nki.jit
@@ -85,7 +66,8 @@ def padded_prefill_kernel(
     v: nl.NkiTensor,  # [KV, S, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], changed in place
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], changed in place
-    slot_mapping: nl.NkiTensor,  # [S] int32, -1 from num_tokens on
+    writes: nl.NkiTensor,  # plan.cache_writes.CacheWrites of the values, and of keys in rows
+    run: int,
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     scale: float,
     window: int | None,
@@ -93,30 +75,26 @@ def padded_prefill_kernel(
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
     softmax: str,  # "exact" or "bounded"
-    key_tokens: nl.NkiTensor | None = None,  # plan of key_writes.py, with which the K cache
-    key_blocks: nl.NkiTensor | None = None,  # is [num_blocks, KV, d, block_size]
-    key_rest: nl.NkiTensor | None = None,
-    num_key_rest: nl.NkiTensor | None = None,
+    key_writes: nl.NkiTensor | None = None,  # of the keys, when the K cache is pre-transposed,
+    key_run: int = 0,  # [num_blocks, KV, d, block_size]
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """Attention [H, S, d] of the chunk over itself, the two caches, and the flags [cores, H]."""
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    core = nl.program_id(0)
-    num_cores = nl.num_programs(0)
-    parts, caches, scales = [k, v], [k_cache, v_cache], [k_scales, v_scales]
-    if key_tokens is not None:
-        parts, caches, scales = [v], [v_cache], [v_scales]
-    writer = chunk_writer(parts, caches, slot_mapping, scales, core, num_cores)
+    keys = Source(k, k_cache, k_scales, writes, run)
+    if key_writes is not None:
+        keys = Source(k, k_cache, k_scales, key_writes, key_run, pre_transposed=True)
+    sources = [keys, Source(v, v_cache, v_scales, writes, run)]
+    if nl.num_programs(0) == 2:
+        sources = [sources[nl.program_id(0)]]
+    steps = [stores(source) for source in sources]
     prefill = Prefill(
         ChunkArguments(q, k, v, num_tokens, sinks, out), SoftmaxArguments(scale, window, softmax),
         None,
     )  # fmt: skip
-    cache_write = None if writer is None else stores(writer)
-    prefill.run(cache_write)
-    for _ in cache_write or ():
-        pass
-    keys = key_writer(k, k_cache, k_scales, key_tokens, key_blocks, key_rest, num_key_rest)
-    if keys is not None:
-        keys.write(core, num_cores)
+    prefill.run(steps)
+    for each in steps:
+        for _ in each:
+            pass
     return out, k_cache, v_cache, prefill.store_flags()
 
 
@@ -137,5 +115,5 @@ def chunk_attention_kernel(
         ChunkArguments(q, k, v, num_tokens, sinks, out), SoftmaxArguments(scale, window, softmax),
         None,
     )  # fmt: skip
-    prefill.run(None)
+    prefill.run([])
     return out, prefill.store_flags()

@@ -85,5 +85,5 @@ def segmented_attention_kernel(
         ChunkArguments(q, k, v, num_tokens, sinks, out), SoftmaxArguments(scale, window, softmax),
         Prior(given, k, window),
     )  # fmt: skip
-    prefill.run(None)
+    prefill.run([])
     return out, prefill.store_flags()

@@ -4,7 +4,7 @@ A pass is some q_groups (tile_schedule.py): the first q_blocks of each over the 
 over the prior, the last q_blocks over the chunk beside the results of the others.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
@@ -93,13 +93,13 @@ class Prefill:
         self._flags = sbuf((1, num_heads), nl.int32)
         nisa.memset(dst=self._flags, value=0)
 
-    def run(self, cache_write: Iterator[None] | None) -> None:
-        """Every q_group; the cache write beside the first passes, finished by the caller."""
+    def run(self, cache_writes: Sequence[Iterator[None]]) -> None:
+        """Every q_group; cache writes beside the first passes, finished by the caller."""
         q = self._chunk.q
         layout = head_layout(q.shape, self._chunk.k.shape[0], element_bytes(q.dtype))
         groups = core_q_groups(layout, nl.program_id(0), nl.num_programs(0))
         zeros = self._zero_rows(groups)
-        background = [zeros] if cache_write is None else [zeros, cache_write]
+        background = [zeros, *cache_writes]
         for some in passes_of(groups, layout.limit):
             if some[0].may_be_padding:
                 for _ in zeros:

@@ -11,9 +11,25 @@ from typing import Protocol
 
 from ...backend import nisa, nl
 from ...sizes import PARTITIONS
-from ..cache.transposed_keys import feature_parts, queue_of
 from .key_source import StagedKeys
 from .on_chip import Columns, sbuf
+
+
+def feature_parts(d: int) -> list[tuple[int, int]]:
+    """(first feature, features) of each operand: at most 128 features lie on the partitions."""
+    return [(first, min(PARTITIONS, d - first)) for first in range(0, d, PARTITIONS)]
+
+
+def queue_of(index: int) -> tuple[nisa.dge_mode, nisa.engine]:
+    """Who issues the DMA of a block: many small ones are bound by the issue rate of a queue.
+
+    ACT issues one beside its other work, but would wait for a tile that is not free yet.
+    """
+    if index % 4 == 0:
+        return nisa.dge_mode.hwdge, nisa.engine.sync
+    if index % 4 == 1:
+        return nisa.dge_mode.hwdge, nisa.engine.scalar
+    return nisa.dge_mode.unknown, nisa.engine.unknown
 
 
 class Place(Protocol):
