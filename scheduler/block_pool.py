@@ -88,6 +88,12 @@ class BlockPool:
             if self.block_hash[block] == digest:
                 self.block_hash[block] = None
 
+    def evict(self, cached: Iterable[tuple[int, bytes]]) -> None:
+        """Let nobody find those blocks any more that are still cached so."""
+        for block, digest in cached:
+            if self.block_hash[block] == digest:
+                self._evict(block)
+
     def clear(self) -> None:
         """Evict every block; the free list keeps its order."""
         self.block_hash = [None] * self.num_blocks

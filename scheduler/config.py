@@ -43,10 +43,11 @@ class SchedulerConfig:
     number of steps of which one may prefill while something decodes.
     `num_speculative_tokens_per_batch_size` lists (first, last, drafts) by the number of scheduled
     requests. `max_num_new_slots_for_drafting` are tokens of max_num_batched_tokens that the
-    drafter takes per request. `can_skip_drafts` lets a step tell that nobody needs drafts,
-    `requires_kv_delivery` drops what was in flight when a request is preempted. The bucket lists
-    are read by the Neuron kinds only; None means the default list. Raises ValueError naming the
-    argument, its value and what is allowed.
+    drafter takes per request. `repair_vllm_faults` departs from vLLM where it goes wrong
+    (docs/decisions.md), as the Neuron kinds always do. `can_skip_drafts` lets a step tell that
+    nobody needs drafts, `requires_kv_delivery` drops what was in flight when a request is
+    preempted. The bucket lists are read by the Neuron kinds only; None means the default list.
+    Raises ValueError naming the argument, its value and what is allowed.
     """
 
     max_num_seqs: int
@@ -71,6 +72,7 @@ class SchedulerConfig:
     max_num_new_slots_for_drafting: int = 0
     can_skip_drafts: bool = False
     requires_kv_delivery: bool = False
+    repair_vllm_faults: bool = False
     num_batched_tokens_buckets: Sequence[int] | None = None
     num_seqs_buckets: Sequence[int] | None = None
     prefill_buckets: tuple[int, ...] = field(init=False)
@@ -119,6 +121,7 @@ class SchedulerConfig:
             "long_prefill_token_threshold_adaptive",
             "can_skip_drafts",
             "requires_kv_delivery",
+            "repair_vllm_faults",
         ):
             value = getattr(self, name)
             _require(name, value, "True or False", isinstance(value, bool))

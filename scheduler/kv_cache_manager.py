@@ -158,6 +158,11 @@ class KVCacheManager:
                 due = full_at
         request.blocks_due_at = due
 
+    def uncache(self, request: Request) -> None:
+        """Let nobody find the request's blocks that were cached since the list was exchanged."""
+        owned = set(request.block_ids)
+        self.block_pool.evict(cached for cached in self.newly_cached if cached[0] in owned)
+
     def free(self, request: Request) -> None:
         """Take all blocks from a request; cached ones stay findable until they are taken."""
         block_ids = request.block_ids

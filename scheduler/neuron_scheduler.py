@@ -1,21 +1,21 @@
 """The Neuron rules over this project's own schedulers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..reference.paging import num_blocks_for
 from .admission import Admission
-from .config import SchedulerConfig
-from .neuron import NeuronRules
+from .config import PauseState, SchedulerConfig
+from .neuron import NeuronRules, SchedulerState
 from .output import DraftTokenIds, SchedulerOutput
-from .policy import NeuronPolicy, check_schedulable
+from .policy import NeuronPolicy, check_schedulable, last_drafted_position
 from .request import Request, RequestStatus
-from .scheduler import AsyncScheduler, Scheduler
+from .scheduler import Scheduler
 from .validation import check_fields, check_kind
 
 _DEFAULT_POLICY = NeuronPolicy()
 
 
-class NeuronScheduler(NeuronRules, Scheduler):
+class NeuronScheduler(Scheduler):
     """Scheduler for Neuron devices: one prefill chunk or a batch of decodes in each step."""
 
     pads_new_decodes = False
@@ -26,17 +26,40 @@ class NeuronScheduler(NeuronRules, Scheduler):
     ) -> None:
         check_kind("neuron_policy", neuron_policy, NeuronPolicy)
         super().__init__(config)
-        self._init_neuron(neuron_policy, config.prefill_buckets, config.num_blocks)
-        # Decodes that one step holds, and when each was served last if they are too many.
+        self.neuron_policy = neuron_policy
+        self.repairs_vllm_faults |= not neuron_policy.is_literal
+        self.num_usable_blocks = config.num_blocks - 1
+        longest = num_blocks_for(config.max_model_len, config.block_size)
+        self.max_kv_concurrent = neuron_policy.max_kv_concurrent(
+            longest.__rfloordiv__, config.num_blocks, config.max_num_seqs
+        )
+        """Requests of max_model_len that fit into the cache at once."""
         num_rows, draft_slots = 1 + self.num_spec_tokens, config.max_num_new_slots_for_drafting
-        self._max_decodes = max(
+        self.rules = NeuronRules(
+            self,
+            _Answers(self),
+            neuron_policy,
+            config.prefill_buckets,
+            ("waiting",),
             min(
                 config.step_token_budget // num_rows,
                 config.max_num_batched_tokens // (num_rows + draft_slots),
             ),
-            1,
         )
-        self._served: dict[str, int] = {}
+
+    @property
+    def state(self) -> SchedulerState:
+        """What the latest step did; IDLE as soon as nothing is queued."""
+        return self.rules.state
+
+    @property
+    def total_padding_tokens(self) -> int:
+        """Padding of all prefill steps."""
+        return self.rules.total_padding_tokens
+
+    def waiting_reasons(self) -> dict[str, Admission]:
+        """Why the latest step did not start each waiting request, by request id."""
+        return self.rules.waiting_reasons()
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -65,96 +88,100 @@ class NeuronScheduler(NeuronRules, Scheduler):
                     )
         super().update_draft_token_ids(draft_token_ids)
 
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Decide the next step: one prefill chunk or a batch of decodes.
+
+        Raises what `Scheduler.schedule` raises, and RuntimeError if the literal policies mix the
+        two; every request is in its queue then.
+        """
+        try:
+            return self.rules.schedule(super().schedule, throttle_prefills)
+        except BaseException:
+            self._find_lost()
+            raise
+
     def step_failed(self, scheduler_output: SchedulerOutput, error: BaseException) -> None:
         """See Scheduler.step_failed; the step's padding is not counted either."""
         super().step_failed(scheduler_output, error)
         padded = scheduler_output.num_scheduled_tokens_padded
-        if padded and scheduler_output.step_kind == "prefill":
+        if padded:
             num_tokens = scheduler_output.total_num_scheduled_tokens
-            self.total_padding_tokens -= sum(padded.values()) - num_tokens
+            self.rules.total_padding_tokens -= sum(padded.values()) - num_tokens
 
-    # What the base reads although this layer hides it. The literal designs hide it here too.
+    # What the base reads although the rules hide it. The literal designs hide it here too.
 
     def all_running(self) -> Iterable[Request]:
         """Running requests, hidden ones included."""
         if self.neuron_policy.is_literal:
             return self.running
-        return self.running + self.running_holdback
+        return self.running + self.rules.holdback.running
 
     def get_request_counts(self) -> tuple[int, int]:
         """Running and waiting requests, hidden ones included."""
-        num_running, num_waiting = super().get_request_counts()
-        if self.neuron_policy.is_literal:
-            return num_running, num_waiting
-        return (
-            num_running + len(self.running_holdback),
-            num_waiting + len(self.holdback_queues["waiting"]),
-        )
+        return self.rules.counted(super().get_request_counts())
 
     def drafts_after(self, request: Request, num_drafts: int) -> list[int]:
         """No drafts any more from where a row of them might not fit into max_model_len."""
         if self.neuron_policy.switches_drafts_off:
-            last = self.max_model_len - 3 - 2 * self.num_spec_tokens
+            last = last_drafted_position(self.max_model_len, self.num_spec_tokens)
             request.drafts_are_off |= request.num_computed_tokens > last
             if request.drafts_are_off:
                 return []
         return super().drafts_after(request, num_drafts)
 
-    # Answers of the base.
+    def _find_lost(self) -> None:
+        """Queue the requests that a failure caught between two queues."""
+        lost = self.requests.keys() - {r.request_id for r in (*self.waiting, *self.running)}
+        for request_id in sorted(lost):
+            request = self.requests[request_id]
+            if request.status is RequestStatus.RUNNING:
+                self.running.append(request)
+            else:
+                self.waiting.prepend_request(request)
 
-    @property
+
+class NeuronAsyncScheduler(NeuronScheduler):
+    """Neuron scheduler that decides a step before the tokens of the one in flight are known."""
+
+    is_async = True
+
+
+class _Answers:
+    """What the Neuron rules ask about a scheduler of this project."""
+
+    def __init__(self, scheduler: NeuronScheduler) -> None:
+        self._scheduler = scheduler
+        self._admission = scheduler.neuron_policy.kv_admission
+
     def at_capacity(self) -> bool:
-        """Whether as many requests run as are allowed."""
-        return len(self.running) >= self.max_num_active_reqs
+        return len(self._scheduler.running) >= self._scheduler.max_num_active_reqs
 
-    def _kv_cache_has_room(self, request: Request) -> bool:
-        manager, admission = self.kv_cache_manager, self.neuron_policy.kv_admission
-        if admission == "worst_case":
-            return len(self.running) < self.max_kv_concurrent
-        if admission == "reserved":
-            reserved = manager.num_blocks_reserved + request.num_blocks_needed
-            return reserved <= self.num_usable_blocks
-        return manager.fits_to_the_end(request, keep_watermark=bool(self.running))
+    def may_admit(self, request: Request) -> bool:
+        return self._scheduler._pause_state is PauseState.UNPAUSED
 
-    def _max_concurrency(self, num_blocks: int) -> int:
-        return num_blocks // num_blocks_for(self.max_model_len, self.block_size)
-
-    def _is_ready(self, request: Request) -> bool:
+    def is_ready(self, request: Request) -> bool:
         return request.drop_stale_output or request.num_stale_output_tokens == 0
 
-    def _defers_prefills(self, throttle_prefills: bool) -> bool:
-        return self.defers_prefills(throttle_prefills)
+    def has_room(self, request: Request) -> bool:
+        scheduler, manager = self._scheduler, self._scheduler.kv_cache_manager
+        if self._admission == "worst_case":
+            return len(scheduler.running) < scheduler.max_kv_concurrent
+        if self._admission == "reserved":
+            reserved = manager.num_blocks_reserved + request.num_blocks_needed
+            return reserved <= scheduler.num_usable_blocks
+        return manager.fits_to_the_end(request, keep_watermark=bool(scheduler.running))
 
-    def _base_stop(self) -> Admission:
-        return self.admission_stop
+    def adds_no_prefill(self, request: Request) -> bool:
+        return False
 
-    def _decodes_of_a_step(self, decodes: list[Request]) -> list[Request]:
-        """All of them, or those that were served longest ago if the budget is too small for all."""
-        if len(decodes) <= self._max_decodes or self.neuron_policy.is_literal:
-            return decodes
-        served = {r.request_id: self._served.get(r.request_id, 0) for r in decodes}
-        chosen = set(sorted(served, key=served.__getitem__)[: self._max_decodes])
-        self._served = served | dict.fromkeys(chosen, max(served.values()) + 1)
-        return [request for request in decodes if request.request_id in chosen]
+    def defers_prefills(self, throttle_prefills: bool) -> bool:
+        return self._scheduler.defers_prefills(throttle_prefills)
 
-    def _num_decode_rounds(self) -> int:
-        return -(-len(self.running + self.running_holdback) // self._max_decodes) or 1
+    def queues_in_turn(self) -> Sequence[str]:
+        return ("waiting",)
 
-    def _step_was_refused(self, output: SchedulerOutput, error: BaseException) -> None:
-        super().step_failed(output, error)
+    def reason_of_stop(self) -> Admission:
+        return self._scheduler.admission_stop
 
-    def _restore(self, running: list[Request]) -> None:
-        super()._restore(running)
-        if self._num_waiting() + len(self.running) < len(self.requests):
-            # A failure caught a request between two queues.
-            lost = self.requests.keys() - {r.request_id for r in (*self.waiting, *self.running)}
-            for request_id in sorted(lost):
-                request = self.requests[request_id]
-                if request.status is RequestStatus.RUNNING:
-                    self.running.append(request)
-                else:
-                    self.waiting.prepend_request(request)
-
-
-class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):
-    """Neuron scheduler that decides a step before the tokens of the one in flight are known."""
+    def take_back(self, output: SchedulerOutput, error: BaseException) -> None:
+        Scheduler.step_failed(self._scheduler, output, error)

@@ -1,5 +1,6 @@
 """The decisions that the Neuron rules leave open, and the arithmetic that they share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,6 +64,17 @@ class NeuronPolicy:
         """Whether an asynchronous request near max_model_len gets no drafts any more."""
         return self.design != "documented"
 
+    def max_kv_concurrent(
+        self, fits: Callable[[int], int], num_blocks: int, max_num_seqs: int
+    ) -> int:
+        """Requests of max_model_len that may run at once; `fits(n)` of them fit into n blocks.
+
+        `num_blocks` includes the null block, which the published designs take for a usable one.
+        """
+        if self.is_literal:
+            return fits(num_blocks) or max_num_seqs
+        return max(1, fits(num_blocks - 1))
+
     @classmethod
     def documented(cls) -> "NeuronPolicy":
         """The published design document to the letter, with which recorded traces are compared."""
@@ -89,6 +101,11 @@ def num_tokens_to_hold(
     """
     num_scheduled = min(num_prompt_tokens + max_tokens - 1 + num_draft_tokens, max_model_len - 1)
     return min(num_scheduled + num_lookahead_tokens, max_model_len)
+
+
+def last_drafted_position(max_model_len: int, num_speculative_tokens: int) -> int:
+    """Computed tokens beyond which a row of drafts might not fit any more, two steps in flight."""
+    return max_model_len - 3 - 2 * num_speculative_tokens
 
 
 def draft_tokens_in_flight(num_speculative_tokens: int, asynchronous: bool) -> int:

@@ -45,6 +45,7 @@ class Scheduler:
         self.max_num_active_reqs = config.max_num_active_seqs or config.max_num_seqs
         self.max_model_len = config.max_model_len
         self.block_size = config.block_size
+        self.repairs_vllm_faults = config.repair_vllm_faults
         self.num_spec_tokens = config.num_speculative_tokens
         self.kv_cache_manager = KVCacheManager(config)
         self.requests: dict[str, Request] = {}

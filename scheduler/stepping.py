@@ -135,6 +135,9 @@ def _allocate_or_preempt(
         else:
             victim = running[-1]
         step.preempted.append(victim)
+        if scheduler.repairs_vllm_faults:
+            # What it should have computed in this step nobody will.
+            scheduler.kv_cache_manager.uncache(victim)
         num_before += running.index(victim) <= running.index(request)
         step.unschedule(victim)
         running.remove(victim)

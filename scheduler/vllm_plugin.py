@@ -8,33 +8,24 @@ table of NeuronPolicy fields. Works with vLLM 0.24 to 0.33. Rules that changed b
 told apart by the release; docs/scheduler.md lists what the base reads while requests are hidden.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
 from typing import Any
 
-from ..reference.paging import cdiv
 from .admission import Admission
 from .config import PauseState
-from .decode_node import DecodeNode
-from .neuron import NeuronRules
+from .neuron import NeuronRules, SchedulerState
 from .output import SchedulerOutput
-from .policy import (
-    draft_tokens_in_flight,
-    num_tokens_to_hold,
-    unschedulable_reason,
-)
+from .policy import last_drafted_position, unschedulable_reason
 from .request import Request
 from .vllm_options import NeuronOptions
 
 try:
     from vllm.logger import init_logger
-    from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
     from vllm.v1.request import RequestStatus
-    from vllm.version import __version_tuple__
+
+    from .vllm_answers import QUEUE_NAMES, RELEASE, VllmAnswers
 except ImportError as error:
     raise ImportError(
         f"segattn.scheduler.vllm_plugin needs vLLM 0.24 or newer, extra 'vllm': {error}"
@@ -42,18 +33,11 @@ except ImportError as error:
 
 logger = init_logger(__name__)
 
-RELEASE: tuple[int, int] = __version_tuple__[:2]
-
-_STREAMS_HOLD_SEATS = RELEASE >= (0, 25)
-"""A stream that waits for its next input counts as running when requests are admitted."""
 _MIN_TOKENS_OUTLAST_LENGTH = RELEASE < (0, 29)
 """No request ends before min_tokens, not even at max_model_len."""
-_BLOCK_OWNERS_QUEUE_APART = RELEASE >= (0, 31)
-"""Waiting requests that own blocks have a queue of their own, served while new requests are paused;
-before, requests that wait for something else than their turn had one."""
 
 
-class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is untyped here
+class NeuronScheduler(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
     """vLLM's scheduler with the Neuron rules."""
 
     _is_async = False
@@ -64,31 +48,47 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         options = NeuronOptions.read(self.vllm_config.additional_config)
         largest_chunk = min(self.scheduler_config.max_num_batched_tokens, self.max_model_len)
         self.decode_buckets = options.decode_buckets(self.max_num_running_reqs)
+        self.neuron_policy = policy = options.neuron_policy
         self.admission_counts = dict.fromkeys(Admission, 0)
         self._refused: list[tuple[Request, str]] = []
-        self._decode_node: DecodeNode | None = None
-        self._has_streams = False
-        self._group_limits = self._read_group_limits()
-        side_queue = "kv_holding_waiting" if _BLOCK_OWNERS_QUEUE_APART else "skipped_waiting"
-        self.waiting_queue_names = (side_queue, "waiting")
-        self._init_neuron(
-            options.neuron_policy,
-            options.prefill_buckets(largest_chunk),
-            self.kv_cache_config.num_blocks,
+        self.answers = answers = VllmAnswers(self, self._is_async)
+        self.max_kv_concurrent = policy.max_kv_concurrent(
+            answers.max_requests, self.kv_cache_config.num_blocks, self.max_num_running_reqs
         )
-        if not self.neuron_policy.is_literal:
+        self.rules = NeuronRules(
+            self,
+            answers,
+            policy,
+            options.prefill_buckets(largest_chunk),
+            ("waiting",) if policy.is_literal else QUEUE_NAMES,
+            answers.max_decodes(),
+        )
+        answers.holdback = self.rules.holdback
+        if not policy.is_literal:
             self._guard_watermark()
-            if self.connector is not None:
-                self._decode_node = DecodeNode(self.connector)
         logger.info(
             "Neuron rules: prefill buckets %s, decode buckets %s, at most %d requests of "
             "max_model_len in %d KV blocks, %s",
-            self.prefill_buckets,
+            self.rules.prefill_buckets,
             self.decode_buckets,
             self.max_kv_concurrent,
-            self.num_usable_blocks,
-            self.neuron_policy,
+            answers.num_usable_blocks,
+            policy,
         )
+
+    @property
+    def state(self) -> SchedulerState:
+        """What the latest step did; IDLE as soon as nothing is queued."""
+        return self.rules.state
+
+    @property
+    def total_padding_tokens(self) -> int:
+        """Padding of all prefill steps."""
+        return self.rules.total_padding_tokens
+
+    def waiting_reasons(self) -> dict[str, Admission]:
+        """Why the latest step did not start each waiting request, by request id."""
+        return self.rules.waiting_reasons()
 
     def _check_settings(self) -> None:
         """ValueError for settings of the engine under which the Neuron rules cannot hold."""
@@ -105,21 +105,6 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
                 "would have different numbers of drafts"
             )
 
-    def _read_group_limits(self) -> list[tuple[int, int]]:
-        """Tokens per block and most blocks of one request, for each group of layers."""
-        parallel = self.vllm_config.parallel_config
-        context_parallel = (
-            parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-        )
-        specs = [group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups]
-        return [
-            (
-                spec.block_size * context_parallel,
-                cdiv(spec.max_memory_usage_bytes(self.vllm_config), spec.page_size_bytes),
-            )
-            for spec in specs
-        ]
-
     def _guard_watermark(self) -> None:
         """Let the watermark hold for a prefill although the running requests are hidden from it.
 
@@ -129,7 +114,7 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         allocate_slots = manager.allocate_slots
 
         def guarded(*args: Any, has_scheduled_reqs: bool = True, **kwargs: Any) -> Any:
-            has_others = has_scheduled_reqs or bool(self.running_holdback)
+            has_others = has_scheduled_reqs or bool(self.rules.holdback.running)
             return allocate_slots(*args, has_scheduled_reqs=has_others, **kwargs)
 
         manager.allocate_slots = guarded
@@ -142,7 +127,7 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
         vLLM's engine does not survive an exception here, so a refused request is reported by the
         next step like one that failed.
         """
-        self._has_streams |= request.resumable  # type: ignore[attr-defined]  # vLLM's request
+        self.answers.has_streams |= request.resumable  # type: ignore[attr-defined]  # vLLM's request
         reason = None
         if not self.neuron_policy.is_literal and request.request_id not in self.requests:
             reason = self._unschedulable_reason(request)
@@ -181,157 +166,48 @@ class NeuronScheduler(NeuronRules, Scheduler):  # type: ignore[misc]  # vLLM is 
             request.max_tokens,
             request.sampling_params.min_tokens if can_hang else 0,
             self.max_model_len,
-            self._num_blocks_needed(request),
-            self.num_usable_blocks,
+            self.answers.num_blocks_needed(request),
+            self.answers.num_usable_blocks,
         )
 
     # The step.
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """See NeuronRules.schedule; `throttle_prefills` comes from data-parallel serving."""
-        if self._decode_node is not None:
-            self._decode_node.joining = None
-        output = super().schedule(throttle_prefills)
-        is_open = not self._decode_turn and self._pause_state == PauseState.UNPAUSED
+        if self.answers.decode_node is not None:
+            self.answers.decode_node.joining = None
+        output = self.rules.schedule(super().schedule, throttle_prefills)
+        is_open = not self.rules.is_decode_turn and self._pause_state == PauseState.UNPAUSED
         if not self.neuron_policy.is_literal and is_open:
             # The base saw at most one waiting request when it set this.
-            num_blocked = sum(why is Admission.BLOCKED for why in self._refusals.values())
-            self.prefill_capacity_bound = self._num_waiting() > num_blocked
+            refusals = self.rules.refusals.values()
+            num_blocked = sum(why is Admission.BLOCKED for why in refusals)
+            self.prefill_capacity_bound = self.rules.holdback.num_shown() > num_blocked
         return output
 
-    def _separate_phases(self) -> None:
-        """Let decodes run beside a request that adds no prefill."""
-        shown = [request for name in self.holdback_queues for request in getattr(self, name)]
-        if (
-            self._decode_node is not None
-            and len(shown) == 1
-            and not self.has_prefill_in_running
-            and self._decode_node.adds_no_prefill(shown[0])
-        ):
-            self._decode_node.joining = shown[0]
-        else:
-            super()._separate_phases()
-
-    def _finish_step(self, output: SchedulerOutput, refusals: dict[str, Admission]) -> None:
-        node = self._decode_node
-        if node is not None and node.joining is not None and output.num_scheduled_tokens:
-            # The last token of a prompt that was computed elsewhere is no prefill.
-            output.step_kind = "decode"
-        super()._finish_step(output, refusals)
-
     def get_request_counts(self) -> tuple[int, int]:
-        """Running and waiting requests; the base asks during a step too, when most are hidden.
-
-        The hidden ones count, but not in the literal policies, as in the design document.
-        """
-        num_running, num_waiting = super().get_request_counts()
-        if self.neuron_policy.is_literal:
-            return num_running, num_waiting
-        num_held = sum(map(len, self.holdback_queues.values()))
-        return num_running + len(self.running_holdback), num_waiting + num_held
-
-    # Answers of the base.
-
-    @property
-    def at_capacity(self) -> bool:
-        """Whether as many requests run, or hold a place for their next input, as are allowed."""
-        num_active = len(self.running)
-        if _STREAMS_HOLD_SEATS:
-            num_active += self.num_waiting_for_streaming_input
-        # 0.31 and newer may admit fewer requests than may run.
-        return num_active >= getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
-
-    def _max_concurrency(self, num_blocks: int) -> int:
-        if not self.kv_cache_config.kv_cache_groups:
-            return num_blocks * self.block_size // self.max_model_len
-        kv_cache_config = replace(self.kv_cache_config, num_blocks=num_blocks)
-        return int(get_max_concurrency_for_kv_cache_config(self.vllm_config, kv_cache_config))
-
-    def _num_blocks_needed(self, request: Request) -> int:
-        num_tokens = num_tokens_to_hold(
-            request.num_prompt_tokens,
-            request.max_tokens,
-            self.max_model_len,
-            draft_tokens_in_flight(self.num_spec_tokens, self._is_async),
-            self.num_lookahead_tokens,
-        )
-        return sum(
-            min(cdiv(num_tokens, block_size), most) for block_size, most in self._group_limits
-        )
-
-    def _is_ready(self, request: Any) -> bool:
-        if hasattr(self, "_handle_blocked_waiting_request"):
-            is_ready = self._handle_blocked_waiting_request(request)
-        else:
-            is_blocked = self._is_blocked_waiting_status(request.status)
-            is_ready = not is_blocked or self._try_promote_blocked_waiting_request(request)
-        # From 0.27 on a preempted request waits for the tokens that were in flight.
-        awaits_tokens = getattr(request, "num_stale_output_tokens", 0)
-        if awaits_tokens and not request.drop_stale_output:
-            return False
-        return bool(is_ready) and self._adapter_fits(request)
-
-    def _adapter_fits(self, request: Any) -> bool:
-        """Whether a decode batch of all running requests and this one has adapters enough."""
-        if not self.lora_config or not request.lora_request:
-            return True
-        running: list[Any] = [*self.running, request]
-        adapters = {other.lora_request.lora_int_id for other in running if other.lora_request}
-        return len(adapters) <= int(self.lora_config.max_loras)
-
-    def _may_admit(self, request: Request) -> bool:
-        if self._pause_state == PauseState.PAUSED_NEW and _BLOCK_OWNERS_QUEUE_APART:
-            return self._owns_blocks(request)
-        return super()._may_admit(request)
-
-    def _waiting_with_blocks(self) -> Iterator[Request]:
-        if self.connector is None and not self._has_streams:
-            return iter(())
-        queues = chain(
-            self.holdback_queues.values(), (getattr(self, name) for name in self.holdback_queues)
-        )
-        return (request for queue in queues for request in queue if self._owns_blocks(request))
-
-    def _owns_blocks(self, request: Request) -> bool:
-        return bool(
-            request.num_computed_tokens > 0
-            or request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
-        )
-
-    def _queues_in_turn(self) -> Sequence[str]:
-        names = self.waiting_queue_names
-        if self.scheduler_config.policy == "priority" and not _BLOCK_OWNERS_QUEUE_APART:
-            # Until 0.30 vLLM compares the heads of its two queues; requests order themselves.
-            heads: list[tuple[Any, str]] = [
-                (self.holdback_queues[name].peek_request(), name)
-                for name in names
-                if self.holdback_queues[name]
-            ]
-            return [name for _, name in sorted(heads, key=lambda head: head[0])]
-        return names
-
-    def _defers_prefills(self, throttle_prefills: bool) -> bool:
-        if self.prefill_capacity_bound:
-            return False
-        interval = getattr(self, "local_prefill_interval", 1)
-        return throttle_prefills or (
-            interval > 1 and self.num_executed_steps + 1 - self.last_prefill_step < interval
-        )
-
-    def _base_stop(self) -> Admission:
-        return Admission.NOT_SCHEDULED
-
-    def _note_refusals(self, refusals: dict[str, Admission]) -> None:
-        super()._note_refusals(refusals)
-        # vLLM's schedulers do not count what they leave.
-        num_shown = sum(len(getattr(self, name)) for name in self.holdback_queues)
-        self.admission_counts[Admission.NOT_SCHEDULED] += num_shown
+        """Running and waiting requests; the base asks during a step too, when most are hidden."""
+        return self.rules.counted(super().get_request_counts())
 
 
 class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):  # type: ignore[misc]  # untyped
     """vLLM's asynchronous scheduler with the Neuron rules."""
 
     _is_async = True
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """As vLLM's, without drafts from where a row of them might not fit into max_model_len."""
+        super()._update_after_schedule(scheduler_output)
+        if self.num_spec_tokens and self.neuron_policy.switches_drafts_off:
+            last = last_drafted_position(self.max_model_len, self.num_spec_tokens)
+            for request_id in scheduler_output.num_scheduled_tokens:
+                request = self.requests[request_id]
+                if request.is_prefill_chunk:
+                    continue
+                if request.num_computed_tokens > last:
+                    request.drafts_are_off = True
+                if getattr(request, "drafts_are_off", False):
+                    request.spec_token_ids = []
 
 
 def _client_index(request: Any) -> int:

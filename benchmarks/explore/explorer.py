@@ -189,7 +189,7 @@ def key_of(world: World, now: Situation) -> tuple[Any, ...]:
             tuple((index[name], flag) for name, flag in samples.items() if name in index)
             for _, samples in now.in_flight
         ),
-        scheduler.turns.key(),
+        scheduler.rules.turns.key(),
         _blocks_key(world, scheduler),
     )
 

@@ -118,6 +118,8 @@ def make_real_scheduler(
     scheduler.num_lookahead_tokens = config.num_lookahead_tokens
     if kind.endswith("async"):
         scheduler._spec_token_placeholders = [-1] * config.num_speculative_tokens
+    if kind.startswith("neuron"):
+        scheduler.rules.turns.max_decodes = scheduler.answers.max_decodes()
     return scheduler
 
 

@@ -11,6 +11,7 @@ from segattn.scheduler import (
     NeuronPolicy,
     NeuronScheduler,
     SchedulerConfig,
+    neuron_scheduler,
     phases,
 )
 from segattn.scheduler.block_pool import BlockPool
@@ -80,11 +81,11 @@ def miscount(self: BlockPool, blocks: list[int]) -> None:
 
 def newest_first(self: NeuronRules) -> dict[str, Any]:
     """Shows the base the waiting request that came last."""
-    held = self.holdback_queues["waiting"]
+    held = self.holdback.waiting["waiting"]
     newest = list(held)[-1:]
     for request in newest:
         held.remove_request(request)
-        self.waiting.add_request(request)
+        vars(self.scheduler)["waiting"].add_request(request)
     return {}
 
 
@@ -115,8 +116,8 @@ FAULTS: list[tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = [
         ],
     ),
     ("schedule raises prefill and decode", {}, [(NeuronRules, "_separate_phases", nothing)]),
-    ("more than one prefill", {}, [(NeuronScheduler, "max_prefills_per_batch", 2)]),
-    ("a preemption", TIGHT, [(NeuronScheduler, "_kv_cache_has_room", always)]),
+    ("more than one prefill", {}, [(NeuronRules, "max_prefills_per_batch", 2)]),
+    ("a preemption", TIGHT, [(neuron_scheduler._Answers, "has_room", always)]),
     ("admission out of turn", {}, [(NeuronRules, "_show_admitted", newest_first)]),
     (
         "1 tokens padded to 2",

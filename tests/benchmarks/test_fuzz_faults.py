@@ -8,7 +8,14 @@ import pytest
 from segattn.benchmarks.fuzz import command as fuzz
 from segattn.benchmarks.fuzz.machine import machine
 from segattn.benchmarks.fuzz.strategies import default_policies
-from segattn.scheduler import AsyncScheduler, NeuronScheduler, Request, Scheduler
+from segattn.scheduler import (
+    AsyncScheduler,
+    NeuronScheduler,
+    Request,
+    Scheduler,
+    neuron_scheduler,
+)
+from segattn.scheduler.holdback import Holdback
 from segattn.scheduler.kv_cache_manager import KVCacheManager
 from segattn.scheduler.neuron import NeuronRules
 
@@ -41,10 +48,10 @@ FAULTS: list[tuple[str, str, Any, str, Any]] = [
     ("placeholders", "async", AsyncScheduler, "is_async", False),
     ("drafts near the end", "neuron_async", NeuronScheduler, "drafts_after", no_drafts),
     ("phases", "neuron", NeuronRules, "_separate_phases", nothing),
-    ("room in the KV cache", "neuron", NeuronScheduler, "_kv_cache_has_room", always),
+    ("room in the KV cache", "neuron", neuron_scheduler._Answers, "has_room", always),
     ("turns of decodes", "neuron", NeuronRules, "_some_decode_can_run", always),
     ("padded counts", "neuron", "segattn.scheduler.phases", "smallest_bucket", max),
-    ("hidden requests", "neuron_async", NeuronRules, "_restore", nothing),
+    ("hidden requests", "neuron_async", Holdback, "restore", nothing),
 ]
 
 

@@ -199,7 +199,7 @@ def test_default_buckets_end_in_the_largest_chunk(budget: int, buckets: tuple[in
     # The design's builder ends at 4096 for 5000 and is empty for 100, against its own rule for the
     # last bucket.
     scheduler = neuron(max_num_batched_tokens=budget, max_model_len=8000)
-    assert scheduler.prefill_buckets == buckets
+    assert scheduler.rules.prefill_buckets == buckets
 
 
 def test_one_phase_per_step_is_verified_even_if_the_base_mixes(
@@ -211,7 +211,7 @@ def test_one_phase_per_step_is_verified_even_if_the_base_mixes(
     engine.add("B", prompt(4, 50), 9)
     before = engine.scheduler.num_free_blocks
     with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler, "_separate_phases", lambda: None)
+        patch.setattr(engine.scheduler.rules, "_separate_phases", lambda: None)
         with pytest.raises(RuntimeError, match="prefill and decode in one step"):
             engine.scheduler.schedule()
     assert [request.request_id for request in engine.scheduler.running] == ["A"]

@@ -41,7 +41,7 @@ def test_every_request_gets_the_tokens_of_a_clean_run(
     num_blocks = draw(st.sampled_from([20, 40]))
     config = SchedulerConfig(4, 16, 48, 4, num_blocks, scheduler_reserve_full_isl=reserve)
     scheduler = kind(config)
-    depth = 2 if issubclass(kind, AsyncScheduler) else 1
+    depth = 2 if kind.is_async else 1
     in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
     tokens: dict[str, list[int]] = {}
     expected: dict[str, list[int]] = {}

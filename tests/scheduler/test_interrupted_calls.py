@@ -117,7 +117,7 @@ def counters(scheduler: Scheduler) -> dict[str, tuple[Any, ...]]:
 def test_interrupted_steps_change_no_text(kind: type[Scheduler], policy: str) -> None:
     # Admission, chunks, prefix hits, eviction, preemption, resumption, drafts and ends.
     # What an asynchronous step samples depends on drafts whose outcome is not known yet.
-    num_drafts = 0 if issubclass(kind, AsyncScheduler) else 1
+    num_drafts = 0 if kind.is_async else 1
     scheduler = kind(
         SchedulerConfig(4, 8, 32, 2, 12, policy=policy, num_speculative_tokens=num_drafts)
     )

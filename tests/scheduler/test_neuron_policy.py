@@ -128,7 +128,7 @@ def test_each_waiting_request_has_a_reason_and_reasons_are_counted() -> None:
         Admission.MAX_NUM_SEQS: 1,
         Admission.BEHIND: num_behind,
     }
-    assert not scheduler.can_schedule(next(iter(scheduler.waiting)))
+    assert not scheduler.rules.can_schedule(next(iter(scheduler.waiting)))
 
 
 def test_a_prompt_in_chunks_is_the_reason_that_others_wait() -> None:

@@ -34,7 +34,7 @@ def test_a_request_that_is_held_back_can_be_aborted(asynchronous: bool) -> None:
     engine.step()
     assert names(scheduler.waiting) == ["r3"]
     assert scheduler.waiting_reasons() == {"r3": Admission.MAX_NUM_SEQS}
-    assert not any(scheduler.holdback_queues.values())
+    assert not any(scheduler.rules.holdback.waiting.values())
     assert scheduler.finish_requests("r3", RequestStatus.FINISHED_ABORTED) == ["r3"]
     assert [set(engine.step()) for _ in range(3)] == [{"r1", "r2"}] * 3
     assert scheduler.get_num_unfinished_requests() == 2

@@ -87,7 +87,7 @@ def test_a_budget_that_is_no_power_of_two_is_a_bucket(budget: int, expected: lis
         num_blocks=40000,
         enable_prefix_caching=False,
     )
-    assert list(scheduler.prefill_buckets) == expected
+    assert list(scheduler.rules.prefill_buckets) == expected
     engine = Engine(scheduler)
     for length in sorted({1, min(127, budget), min(129, budget), budget - 1, budget}):
         engine.add(f"p{length}", prompt(length), 1)

@@ -11,7 +11,7 @@ from segattn.benchmarks.scheduler import vllm_reference
 from segattn.benchmarks.scheduler.vllm_reference import make_real_request, make_real_scheduler
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 from segattn.scheduler.decode_node import DecodeNode
-from segattn.scheduler.vllm_plugin import RELEASE
+from segattn.scheduler.vllm_answers import RELEASE
 from segattn.tests.vllm.recorder import Recorder
 from segattn.tests.vllm.test_plugin import GENEROUS
 
@@ -46,7 +46,7 @@ def _sampled(scheduler: Any, output: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["base", "neuron", "neuron_async"])
-@pytest.mark.parametrize(("watermark", "must_stay_free"), [(0.0, 0), (0.3, 9), (0.6, 19)])
+@pytest.mark.parametrize(("watermark", "must_stay_free"), [(0.0, 0), (0.3, 9), (0.5, 16)])
 def test_a_watermark_keeps_blocks_free_beside_hidden_decodes(
     kind: str, watermark: float, must_stay_free: int
 ) -> None:
@@ -68,6 +68,28 @@ def test_a_watermark_keeps_blocks_free_beside_hidden_decodes(
         scheduler.update_from_output(output, _sampled(scheduler, output))
     assert not scheduler.requests
     assert must_stay_free <= fewest < 32
+
+
+@BOTH_KINDS
+def test_blocks_that_requests_share_count_once_when_they_are_admitted(kind: str) -> None:
+    # A stem of 960 tokens in 60 blocks; each request adds 16 + 8 tokens in 2 blocks of its own.
+    most = {}
+    for admission in ("shared", "reserved"):
+        config = {**GENEROUS, "block_size": 16, "max_model_len": 1024, "num_blocks": 81}
+        config |= {"max_num_batched_tokens": 1024, "max_num_seqs": 8}
+        recorder = Recorder(kind, config, NeuronPolicy(admission))
+        scheduler = recorder.scheduler
+        for number in range(8):
+            prompt = [5] * 960 + [number + 10] * 16
+            recorder.add(id=str(number), prompt=prompt, max_tokens=8, eos=None)
+        most[admission] = 0
+        for _ in range(100):
+            if scheduler.has_requests():
+                _step(scheduler)
+                most[admission] = max(most[admission], len(scheduler.running))
+        assert not scheduler.requests
+    # 80 usable blocks: 60 + 8 * 2, or once 62.
+    assert most == {"shared": 8, "reserved": 1}
 
 
 @BOTH_KINDS
@@ -147,7 +169,7 @@ def _decode_node(kind: str, known: set[str]) -> tuple[Recorder, Any]:
     recorder = _recorder(kind)
     scheduler = recorder.scheduler
     scheduler.connector = _RemotePrefill(known, scheduler.kv_cache_config)
-    scheduler._decode_node = DecodeNode(scheduler.connector)
+    scheduler.answers.decode_node = DecodeNode(scheduler.connector)
     recorder.add(id="A", prompt=[5] * 4, max_tokens=20, eos=None)
     _step(scheduler)
     given = {"id": "R", "prompt": [6] * 9, "max_tokens": 5, "eos": None}

@@ -20,12 +20,19 @@ from segattn.tests.vllm.workload import Workload, play, workloads
 POLICIES = {
     "none": None,
     "documented": NeuronPolicy.documented(),
+    "default": NeuronPolicy(),
+    "shipped": NeuronPolicy.shipped(),
+    "reserved": NeuronPolicy(kv_admission="reserved", max_consecutive_prefills=2),
 }
 CASES = [
     ("base", "none"),
     ("async", "none"),
     ("neuron", "documented"),
     ("neuron_async", "documented"),
+    ("neuron", "default"),
+    ("neuron_async", "default"),
+    ("neuron", "reserved"),
+    ("neuron_async", "shipped"),
 ]
 EXAMPLES = int(os.environ.get("SEGATTN_PARITY_EXAMPLES", "150"))
 
@@ -50,8 +57,7 @@ def test_every_decision_equals_that_of_vllm(kind: str, policy: str) -> None:
         reached.update(_features(recorder.trace))
 
     compare()
-    without = set() if is_base else {"drafts"}
-    assert set(reached) == EVERY_FEATURE - without
+    assert set(reached) == EVERY_FEATURE
 
 
 def test_drafts_reach_a_step_in_flight_as_in_vllm() -> None:

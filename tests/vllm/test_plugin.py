@@ -121,14 +121,14 @@ def test_options_come_from_additional_config() -> None:
     )
     policy = NeuronPolicy(max_consecutive_prefills=3, kv_admission="reserved")
     scheduler = make_real_scheduler("neuron", config, policy)
-    assert scheduler.prefill_buckets == (16, 64)
+    assert scheduler.rules.prefill_buckets == (16, 64)
     assert scheduler.decode_buckets == [2, 4]
     assert asdict(scheduler.neuron_policy) == asdict(policy)
     # 199 usable blocks, 16 for a request of 64 tokens.
     assert scheduler.max_kv_concurrent == 12
     unnamed = make_real_scheduler("neuron", SchedulerConfig(**GENEROUS))
     assert unnamed.neuron_policy == NeuronPolicy()
-    assert unnamed.prefill_buckets == (64,)
+    assert unnamed.rules.prefill_buckets == (64,)
 
 
 def test_a_request_that_never_fits_ends_with_an_error_and_the_engine_goes_on() -> None:
