@@ -1,6 +1,7 @@
-"""`python -m segattn.tests.checks.second_opinion [TEXT]`: both opinions on each target's row.
+"""`python -m segattn.tests.checks.second_opinion [TEXT [CORES]]`: both opinions on targets' rows.
 
-TEXT selects rows as `segattn bench kernels --only` does. 1 if one differs by more than the limit.
+TEXT selects rows as `segattn bench kernels --only` does; with 2 CORES, those of kernels that run on
+both cores of a pair. 1 if one differs by more than the limit.
 """
 
 import sys
@@ -8,19 +9,22 @@ import sys
 from segattn.benchmarks.kernels.modelled import public_functions, record
 from segattn.benchmarks.kernels.targets import TARGETS
 from segattn.reference.nki.cost.result import evaluate
-from segattn.tests.checks.second_opinion.evaluator import Evaluator
+from segattn.tests.checks.second_opinion.evaluator import second_us
 
 LIMIT = 0.06
 
 
-def main(only: str) -> int:
+def main(only: str, cores: int) -> int:
     """Print a line for each row."""
     worst = 0.0
     functions = public_functions()
     for work in (t.workload for t in TARGETS if only in f"{t.workload.kernel} {t.workload.label}"):
-        launches = record(work, functions)
+        if cores == 2 and work.kernel == "write_kv_cache":
+            continue
+        options = {"lnc": cores} if cores == 2 else {}
+        launches = record(work, functions, **options)
         model = sum(evaluate(launch).modelled_us for launch in launches)
-        second = sum(Evaluator(launch).run() for launch in launches)
+        second = sum(second_us(launch) for launch in launches)
         difference = second / model - 1
         worst = max(worst, abs(difference))
         mark = "" if abs(difference) <= LIMIT else "  DIFFERS"
@@ -30,4 +34,5 @@ def main(only: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    text, cores, *_ = *sys.argv[1:], *("", "1")[len(sys.argv) - 1 :]
+    sys.exit(main(text, int(cores)))
