@@ -18,6 +18,7 @@ def test_every_row_that_no_parameter_was_tuned_on_is_there() -> None:
     assert checks == {
         *("M2", "M3", "M4", "M5", "M5pe", "M5hfu", "M5pk", "M5dve", "D1", "D2", "D3"),
         *("C2", "C3", "C4", "C5", "C6", "C1d", "C2d", "C3d", "C4d", "B1"),
+        *("C7", "R1", "R2", "R3", "R4", "R5", "R6"),
     }
 
 

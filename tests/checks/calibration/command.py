@@ -14,6 +14,7 @@ from typing import Literal
 from segattn.reference.nki.cost.constants import BASE
 from segattn.reference.nki.cost.result import CostResult
 from segattn.tests.checks.calibration import published_streams as streams
+from segattn.tests.checks.calibration import rates
 from segattn.tests.checks.calibration.attention import causal_ns, dense_ns
 from segattn.tests.checks.calibration.streams import hbm, tile
 
@@ -21,6 +22,7 @@ MATMUL = "NKI kernel optimisation tutorial, fp32 4096x8192x8192 on trn2"
 DMA = "NKI DMA overview, profile figures"
 DENSE = "third party on trn2: attention_cte, dense, head_dim 128 bf16, LNC2"
 CAUSAL = "third party on trn2: attention_cte, causal, 16 heads, head_dim 128, one core"
+RATES = "third party on trn2 or trn1"
 MAMBA = "fused Mamba tutorial on trn1"
 
 
@@ -119,8 +121,12 @@ def _dense(
     ]
 
 
-def _causal_increment(short: int, long: int) -> float:
-    return (causal_ns(16, long) - causal_ns(16, short)) / 1e6
+def _causal(name: str, short: int, long: int, ms: float) -> Row:
+    def model() -> float:
+        return (causal_ns(16, long) - causal_ns(16, short)) / 1e6
+
+    what = f"increment from {short} to {long} rows"
+    return Row(name, what, ms, "ms", 0.07, "check", CAUSAL, model)
 
 
 def _curve(size: int, share: float) -> Row:
@@ -131,6 +137,12 @@ def _curve(size: int, share: float) -> Row:
 
     what = f"DMA of {size} B per partition, share of the plateau"
     return Row(f"K{size}", what, share, "-", 0.12, "fit", DMA, model)
+
+
+def _rate(
+    name: str, what: str, published: float, unit: str, tolerance: float, model: Callable[[], float]
+) -> Row:
+    return Row(name, what, published, unit, tolerance, "check", RATES, model)
 
 
 ROWS: tuple[Row, ...] = (
@@ -194,25 +206,17 @@ ROWS: tuple[Row, ...] = (
     *_dense("C3", 7, 4736, 37760, 10.0, "check"),
     *_dense("C4", 7, 5376, 43008, 12.8, "check"),
     Row(
-        "C5",
-        "increment from 2048 to 4096 rows",
-        1.686,
+        "C7",
+        "12 heads, 4680 queries, 6240 keys, one short call",
+        3.85,
         "ms",
-        0.07,
+        0.25,
         "check",
-        CAUSAL,
-        lambda: _causal_increment(2048, 4096),
+        "third party on trn2: attention_cte, unmasked, launch included",
+        lambda: dense_ns(12, 4680, 6240) / 1e6,
     ),
-    Row(
-        "C6",
-        "increment from 3072 to 4096 rows",
-        0.981,
-        "ms",
-        0.07,
-        "check",
-        CAUSAL,
-        lambda: _causal_increment(3072, 4096),
-    ),
+    _causal("C5", 2048, 4096, 1.686),
+    _causal("C6", 3072, 4096, 0.981),
     Row(
         "B1",
         "Vector Engine, dependent fp32 operations",
@@ -232,6 +236,32 @@ ROWS: tuple[Row, ...] = (
         "bound",
         "nki-samples unit test on trn2",
         lambda: streams.double_row_matmul().modelled_us,
+    ),
+    _rate(
+        "R1", "bf16 matmul 16384 cubed on two cores, field", 134.7, "TF", 0.05, rates.matmul_tflops
+    ),
+    _rate(
+        "R2",
+        "moving column in a busy attention kernel, field",
+        0.56,
+        "ns",
+        0.16,
+        rates.moving_column_ns,
+    ),
+    _rate("R3", "gather of 2 KiB rows on one core, field", 128, "GB", 0.10, rates.gather_rate),
+    _rate(
+        "R4", "trip of a device loop with a pipeline in it (trn1)", 9.5, "us", 0.06, rates.trip_us
+    ),
+    _rate(
+        "R5", "exp of 512 columns with row sum (trn1)", 466, "ns", 0.05, lambda: rates.exp_ns(512)
+    ),
+    _rate(
+        "R6",
+        "exp of 2048 columns with row sum (trn1)",
+        1574,
+        "ns",
+        0.05,
+        lambda: rates.exp_ns(2048),
     ),
     *(
         _curve(size, share)
