@@ -112,13 +112,13 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     ),
     "bench": BENCH,
     "fuzz": Command(
-        "benchmarks.fuzz.command",
+        "scheduler.testing.command",
         "compare a scheduler with the NumPy model on random work",
         "--kind neuron --minutes 0.5",
         "a run failed; its trace is written and printed",
     ),
     "explore": Command(
-        "benchmarks.explore.command",
+        "scheduler.testing.explore_command",
         "walk every reachable state of small Neuron schedulers",
         "--requests 1 --max-model-len 2",
         "a rule is broken; the shortest way to it is printed",

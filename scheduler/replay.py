@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..reference.terminal import one_line
-from .testing.command import replay_finding
-from .trace import Event, TraceDriver, policy_of, read_traces
+from .testing.subject import Subject
+from .testing.trial import failure_of
+from .trace import Event, TraceDriver, make_scheduler, policy_of
+from .trace_file import read_traces
 
 _OPTIONAL = frozenset({"k", "skip_drafts", "stale"})
 """Fields that only some recordings have."""
@@ -46,7 +48,7 @@ def replay(trace: Mapping[str, Any]) -> Difference | None:
     """
     index, event = -1, ["start"]
     try:
-        driver = TraceDriver(trace["kind"], trace["config"], policy_of(trace))
+        driver = TraceDriver(make_scheduler(trace["kind"], trace["config"], policy_of(trace)))
         optional = _OPTIONAL - _fields(trace["events"])
         for index, event in enumerate(trace["events"]):
             found = _compare(index, event, driver.apply(event), _IGNORED | optional)
@@ -56,6 +58,17 @@ def replay(trace: Mapping[str, Any]) -> Difference | None:
         got = f"{type(error).__name__}: {error}"
         return Difference(index, " ".join(map(str, event[:2])), "exception", None, got)
     return None
+
+
+def replay_finding(trace: Mapping[str, Any]) -> str | None:
+    """Run a failure of `segattn fuzz` on the class that failed; how it fails, None if not.
+
+    ValueError when the class is not there.
+    """
+    subject = Subject.load(trace["scheduler"], trace["kind"])
+    policy, rules = trace.get("policy") or {}, trace["judge"]
+    found = failure_of(subject, trace["config"], policy, trace["events"], rules)
+    return None if found is None else f"{subject.name}: {found.message}"
 
 
 def _fields(events: Sequence[Event]) -> set[str]:
@@ -79,13 +92,10 @@ def _compare(index: int, expected: Event, got: Event, ignored: frozenset[str]) -
 def _problems(path: Path) -> Iterator[tuple[str, object]]:
     """Name and first difference (or None) of each trace; a broken file ends with its error."""
     empty = True
-    if path.suffix == ".json":
-        yield replay_finding(path)
-        return
     try:
         for trace in read_traces(path):
             empty = False
-            yield trace["id"], replay(trace)
+            yield trace["id"], replay_finding(trace) if "judge" in trace else replay(trace)
         if empty:
             raise ValueError("it holds no trace")
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -99,7 +109,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="a .jsonl.gz of traces, or a .json of fuzz --scheduler",
+        help="a .jsonl.gz of traces, or of a failure that fuzz wrote",
     )
 
 

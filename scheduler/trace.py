@@ -1,6 +1,6 @@
 """Traces: JSON events that drive a scheduler, with what was observed after each.
 
-A trace is one object per line of a .jsonl.gz file: `vllm` (the release that it was recorded on, or
+A trace is a JSON object: `vllm` (the release that it was recorded on, or
 nothing), `kind` (base, async, neuron, neuron_async), `config` (keywords of SchedulerConfig) and
 `events`. The policy of a Neuron kind is `policy` (fields of NeuronPolicy), or the shipped one when
 `source` names a shipped scheduler, or the documented one. Events:
@@ -12,11 +12,8 @@ nothing), `kind` (base, async, neuron, neuron_async), `config` (keywords of Sche
 * `["update", step, sampled [[id, tokens], ...], outputs, requests and queues]`
 """
 
-import gzip
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from .config import PauseState, SchedulerConfig
@@ -46,26 +43,6 @@ CONFIG_DEFAULTS: Mapping[str, Any] = {
     "block_size": 16,
     "num_blocks": 64,
 }
-
-
-def read_traces(path: Path) -> Iterator[dict[str, Any]]:
-    """The traces of a .jsonl.gz file. ValueError for a line that is no trace."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            trace = json.loads(line)
-            if not isinstance(trace, dict) or "id" not in trace:
-                raise ValueError(f"line {number}: must be a JSON object with an 'id'")
-            yield trace
-
-
-def write_traces(path: Path, traces: Iterator[Mapping[str, Any]]) -> None:
-    """Write a .jsonl.gz file that `read_traces` reads; equal traces give equal bytes."""
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-    ):
-        for trace in traces:
-            packed.write(json.dumps(trace, separators=(",", ":")).encode() + b"\n")
 
 
 def make_scheduler(
@@ -121,10 +98,10 @@ class TraceDriver:
     An error of `schedule` is observed as `{"error": type}`; other errors are the caller's.
     """
 
-    def __init__(
-        self, kind: str, config: Mapping[str, Any], policy: Mapping[str, Any] | None = None
-    ) -> None:
-        self.scheduler = make_scheduler(kind, config, policy)
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.error: Exception | None = None
+        """What the latest step raised."""
         self._in_flight: dict[int, SchedulerOutput] = {}
         self._unreported: dict[str, Request] = {}
 
@@ -171,9 +148,10 @@ class TraceDriver:
 
     def _schedule(self, step: int, throttle: bool) -> dict[str, Any]:
         try:
-            output = self.scheduler.schedule(throttle)
+            output = self.scheduler.schedule(True) if throttle else self.scheduler.schedule()
         except (RuntimeError, ValueError) as error:
             # The documented Neuron policy: a mixed batch, or more tokens than any bucket.
+            self.error = error
             return {"error": type(error).__name__}
         self._in_flight[step] = output
         seen = observe_output(output) | self._queues()

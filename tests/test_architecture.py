@@ -15,10 +15,11 @@ MAY_IMPORT = {
         *("scheduler", "reference.paging", "reference.terminal", "reference.outputs"),
         "reference.json_files",
     ),
+    "scheduler/testing": ("scheduler", "reference"),
     "runner": ("runner", "scheduler", "kernels", "reference", "__version__"),
 }
 """What the files of a folder may import of the project; benchmarks and tests import all of it."""
-SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES = sorted({path for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")})
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
@@ -50,7 +51,7 @@ def is_within(module: str, allowed: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_source_imports_only_what_lies_below_it(path: Path) -> None:
-    allowed = MAY_IMPORT[path.relative_to(ROOT).parts[0]]
+    allowed = MAY_IMPORT.get(name_of(path.parent)) or MAY_IMPORT[path.relative_to(ROOT).parts[0]]
     wrong = [module for level, module in imports(path) if level and not is_within(module, allowed)]
     assert not wrong
 

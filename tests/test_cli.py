@@ -203,7 +203,7 @@ def test_children_end_with_a_parent_that_was_killed() -> None:
 
 
 def _num_worlds() -> int:
-    from segattn.benchmarks.explore.command import POLICIES, Size, worlds
+    from segattn.scheduler.testing.explore_command import POLICIES, Size, worlds
 
     return len(list(worlds(Size(3, 3, 3), POLICIES["default"])))
 

@@ -14,8 +14,9 @@ import math
 import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from segattn.reference.json_files import FormatError, parse_object, read_text, typed
 from segattn.reference.paging import smallest_bucket
@@ -23,21 +24,31 @@ from segattn.reference.terminal import phase
 from segattn.scheduler import (
     ModelRunnerOutput,
     NeuronPolicy,
-    NeuronScheduler,
     Request,
     SchedulerConfig,
     SchedulerOutput,
-    SchedulerState,
 )
+from segattn.scheduler.testing import Subject
+from segattn.scheduler.testing.command import add_subject_arguments, subject_of
 
 POLICIES = {
     "documented": NeuronPolicy.documented(),
     "default": NeuronPolicy(),
     "max_consecutive_prefills=1": NeuronPolicy(max_consecutive_prefills=1),
-    "max_consecutive_prefills=4": NeuronPolicy(max_consecutive_prefills=4),
     "kv_admission=reserved": NeuronPolicy(kv_admission="reserved"),
-    "reserved, 4 prefills": NeuronPolicy(kv_admission="reserved", max_consecutive_prefills=4),
+    "kv_admission=worst_case": NeuronPolicy(kv_admission="worst_case"),
 }
+
+CONFIG: dict[str, Any] = {
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 1024,
+    "max_model_len": 8192,
+    "block_size": 32,
+    # Room for 8 requests of max_model_len; one more block, for the null block, and the documented
+    # bound equals the real one.
+    "num_blocks": 8 * 8192 // 32 + 1,
+}
+"""What is not in --config."""
 
 MOST_TOKENS = 1 << 20
 """Of one request of a workload file."""
@@ -155,73 +166,100 @@ def read_workload(path: Path) -> list[Arrival]:
     return sorted(arrivals, key=lambda arrival: arrival.arrival_s)
 
 
+class Simulation:
+    """One scheduler that serves a workload on a virtual clock, through its interface alone."""
+
+    def __init__(self, subject: Subject, config: SchedulerConfig, policy: NeuronPolicy) -> None:
+        self.scheduler = subject.make(config, asdict(policy))
+        self.outcome = Outcome()
+        self.now = 0.0
+        self._config = config
+        self._latest: dict[str, float] = {}
+        self._known: dict[str, int] = {}
+        """Tokens of each live request: its prompt and what was sampled."""
+        self._running: dict[str, bool] = {}
+        """Whether each running request has a first token."""
+
+    def add(self, name: str, arrival: Arrival, first_token: int) -> None:
+        """A request arrives."""
+        self._latest[name] = 1000 * arrival.arrival_s
+        self._known[name] = arrival.prompt_tokens
+        prompt = [first_token] * arrival.prompt_tokens
+        try:
+            self.scheduler.add_request(Request(name, prompt, arrival.output_tokens))
+        except ValueError:
+            self.outcome.num_refused += 1
+            del self._known[name]
+
+    def step(self, costs: StepCosts, next_arrival_ms: float | None) -> bool:
+        """One step; False if nothing goes on any more."""
+        output: SchedulerOutput = self.scheduler.schedule()
+        is_prefill = output.step_kind == "prefill"
+        duration, rows = costs.of(output, is_prefill, self._config.decode_buckets)
+        counts = output.num_scheduled_tokens
+        if not counts and self._known:
+            if next_arrival_ms is None:
+                return False
+            duration = max(0.0, next_arrival_ms - self.now)
+        self.now += duration
+        for name in counts:
+            self._running.setdefault(name, False)
+        self.outcome.running_ms += len(self._running) * duration
+        self.outcome.rows += rows
+        self.outcome.tokens += output.total_num_scheduled_tokens
+        cached = output.scheduled_cached_reqs
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        sampled = [self._sample(name, computed[name] + n) for name, n in counts.items()]
+        results = ModelRunnerOutput(list(counts), sampled)
+        for done in self.scheduler.update_from_output(output, results):
+            if done.finish_reason is not None:
+                del self._running[done.request_id], self._known[done.request_id]
+        return True
+
+    def _sample(self, name: str, computed: int) -> list[int]:
+        """A token if all known ones are computed; takes the time."""
+        if computed < self._known[name]:
+            return []
+        self._known[name] += 1
+        times = self.outcome.gaps_ms if self._running[name] else self.outcome.first_token_ms
+        times.append(self.now - self._latest[name])
+        self._latest[name], self._running[name] = self.now, True
+        return [1]
+
+    def end(self) -> Outcome:
+        """What the requests saw."""
+        self.outcome.num_unfinished, self.outcome.end_ms = len(self._known), self.now
+        counts = getattr(self.scheduler, "admission_counts", {})
+        self.outcome.waiting = {reason.value: count for reason, count in counts.items() if count}
+        return self.outcome
+
+
 def simulate(
-    config: SchedulerConfig, policy: NeuronPolicy, arrivals: Sequence[Arrival], costs: StepCosts
+    config: SchedulerConfig,
+    policy: NeuronPolicy,
+    arrivals: Sequence[Arrival],
+    costs: StepCosts,
+    subject: Subject | None = None,
 ) -> Outcome:
     """Serve the workload; a scheduler that schedules nothing although requests wait is given up."""
-    scheduler = NeuronScheduler(config, policy)
-    outcome = Outcome()
-    latest: dict[str, float] = {}
+    run = Simulation(subject or Subject.own("neuron"), config, policy)
     coming = list(enumerate(arrivals))[::-1]
-    now = 0.0
-    while coming or scheduler.has_requests():
-        if not scheduler.has_requests() and coming:
-            now = max(now, 1000 * coming[-1][1].arrival_s)
-        while coming and 1000 * coming[-1][1].arrival_s <= now:
+    while coming or run.scheduler.has_requests():
+        if not run.scheduler.has_requests():
+            run.now = max(run.now, 1000 * coming[-1][1].arrival_s)
+        while coming and 1000 * coming[-1][1].arrival_s <= run.now:
             number, arrival = coming.pop()
-            latest[f"r{number}"] = 1000 * arrival.arrival_s
             # Different first tokens: no prompt shares a prefix with another.
-            prompt = [number + 1] * arrival.prompt_tokens
-            try:
-                scheduler.add_request(Request(f"r{number}", prompt, arrival.output_tokens))
-            except ValueError:
-                outcome.num_refused += 1
-        output = scheduler.schedule()
-        is_prefill = scheduler.state is SchedulerState.ACTIVE_PREFILL
-        duration, rows = costs.of(output, is_prefill, config.decode_buckets)
-        if not output.num_scheduled_tokens and scheduler.get_num_unfinished_requests():
-            if not coming:
-                break
-            duration = max(0.0, 1000 * coming[-1][1].arrival_s - now)
-        now += duration
-        outcome.running_ms += len(scheduler.running) * duration
-        outcome.rows += rows
-        outcome.tokens += output.total_num_scheduled_tokens
-        _deliver(scheduler, output, now, latest, outcome)
-    outcome.num_unfinished = scheduler.get_num_unfinished_requests()
-    outcome.end_ms = now
-    outcome.waiting = {
-        reason.value: count for reason, count in scheduler.admission_counts.items() if count
-    }
-    return outcome
-
-
-def _deliver(
-    scheduler: NeuronScheduler,
-    output: SchedulerOutput,
-    now: float,
-    latest: dict[str, float],
-    outcome: Outcome,
-) -> None:
-    """Sample a token for each request whose known tokens are computed, and take the times."""
-    requests = scheduler.requests
-    sampled: list[list[int]] = []
-    for request_id in output.num_scheduled_tokens:
-        request = requests[request_id]
-        if request.is_prefill_chunk:
-            sampled.append([])
-            continue
-        times = outcome.gaps_ms if request.num_output_tokens else outcome.first_token_ms
-        times.append(now - latest[request_id])
-        latest[request_id] = now
-        sampled.append([1])
-    scheduler.update_from_output(
-        output, ModelRunnerOutput(list(output.num_scheduled_tokens), sampled)
-    )
+            run.add(f"r{number}", arrival, number + 1)
+        if not run.step(costs, 1000 * coming[-1][1].arrival_s if coming else None):
+            break
+    return run.end()
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What arrives."""
+    """What arrives, and a scheduler of one's own."""
+    add_subject_arguments(parser)
     parser.add_argument("--workload", type=Path, help="a file of JSON lines instead of arrivals")
     parser.add_argument("--requests", type=int, default=150, help="requests that arrive (150)")
     parser.add_argument("--rate", type=float, default=8.0, help="arrivals per second (8)")
@@ -237,19 +275,18 @@ def run(options: Namespace) -> int:
         if options.workload is None
         else read_workload(options.workload)
     )
-    config = SchedulerConfig(
-        max_num_seqs=32,
-        max_num_batched_tokens=1024,
-        max_model_len=8192,
-        block_size=32,
-        # Room for 8 requests of max_model_len; one more block, for the null block, and the
-        # documented bound equals the real one.
-        num_blocks=8 * 8192 // 32 + 1,
-    )
+    subject, given = subject_of(options)
+    if not subject.is_neuron or subject.depth > 1:
+        options.parser.error(f"--kind {subject.kind}: must be neuron")
+    config = SchedulerConfig(**CONFIG | given.config)
+    candidates = {name: (Subject.own("neuron"), policy) for name, policy in POLICIES.items()}
+    if options.scheduler or given.policy:
+        name = options.scheduler or f"policy of {options.config.name}"
+        candidates[name] = subject, NeuronPolicy(**given.policy)
     outcomes = {}
-    with phase("simulating policies", len(POLICIES)) as advance:
-        for name, policy in POLICIES.items():
-            outcomes[name] = simulate(config, policy, arrivals, StepCosts())
+    with phase("simulating policies", len(candidates)) as advance:
+        for name, (scheduler, policy) in candidates.items():
+            outcomes[name] = simulate(config, policy, arrivals, StepCosts(), scheduler)
             advance(1)
     if options.json:
         for name, outcome in outcomes.items():

@@ -1,115 +1,105 @@
 """What a scheduler must keep, told from the requests given to it and the steps that it returns.
 
 Rules: a step has only live requests, each once, within the budgets; blocks exist, and no slot is
-written that another live request reads; what is read was computed for the same tokens since the
-last reset; admission is in order of arrival; every request ends with the tokens that were sampled.
-For the Neuron kinds also: no mixed step, one prefill at a time, the smallest bucket, the bounds on
-steps of one kind in a row.
+written that another live request owns; what is read was computed for the same tokens since the last
+reset; admission is in order; ended requests are reported; outputs are the sampled tokens. The
+Neuron kinds have rules of their own, neuron_ledger.py.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from ...reference.paging import NULL_BLOCK_ID
-from .. import SchedulerConfig, SchedulerOutput
-
-Slot = tuple[int, int]
-"""(block, offset)."""
-
-
-class InvariantError(AssertionError):
-    """A rule is broken; the message says which, and by whom."""
-
-
-@dataclass
-class Record:
-    """A request as its user knows it."""
-
-    name: str
-    number: int
-    """Order of arrival."""
-    num_prompt_tokens: int
-    tokens: list[int]
-    """The prompt and what was sampled since."""
-    max_tokens: int
-    stops: frozenset[int]
-    salt: str | None
-    started: bool = False
-    computed: int = 0
-    table: list[int] = field(default_factory=list)
-
-    @property
-    def is_decode_ready(self) -> bool:
-        """Whether the next token alone is left to compute."""
-        return self.started and self.computed >= len(self.tokens) - 1 >= self.num_prompt_tokens
+from ...reference.paging import NULL_BLOCK_ID, num_blocks_for
+from .. import NeuronPolicy, SchedulerConfig, SchedulerOutput
+from .neuron_ledger import NeuronLedger
+from .records import InvariantError, KVContent, Record, Slot, Work
 
 
 class Ledger:
-    """Follows one scheduler; every method raises InvariantError where a rule is broken."""
+    """Follows one scheduler; every method raises InvariantError where a rule is broken.
 
-    def __init__(self, config: SchedulerConfig, *, neuron: bool, policy: Mapping[str, Any]) -> None:
-        self.config, self.neuron, self.policy = config, neuron, policy
+    policy: what the scheduler was made with; None: it takes none, and promises no bounds.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, *, is_neuron: bool, policy: NeuronPolicy | None
+    ) -> None:
+        self.config = config
+        self.neuron = NeuronLedger(config, policy) if is_neuron else None
         self.live: dict[str, Record] = {}
+        self.unreported: set[str] = set()
+        """Ended since the latest step, which the next one reports."""
         self.arrivals = 0
         self.pause = 0
-        self._content: dict[Slot, tuple[str | None, tuple[int, ...]]] = {}
-        self._in_a_row: tuple[str, int] = ("", 0)
+        self._content = KVContent(config.block_size)
 
-    def add(self, given: Mapping[str, Any], stops: frozenset[int]) -> None:
-        """A request was taken."""
-        prompt = list(given["prompt"])
-        self.live[given["id"]] = Record(
-            given["id"],
-            self.arrivals,
-            len(prompt),
-            prompt,
-            given["max_tokens"],
-            stops,
-            given.get("salt"),
-        )
-        self.arrivals += 1
+    # Requests come and go.
+
+    def add(self, given: Mapping[str, Any], refusal: Exception | None) -> None:
+        """A request was given, and taken or refused."""
+        name, config = given["id"], self.config
+        if refusal is None:
+            if name in self.live:
+                raise InvariantError(f"{name} is taken although a request of this id lives")
+            self.live[name] = Record.of(given, self.arrivals, config.policy)
+            self.arrivals += 1
+            return
+        room = config.max_model_len - len(given["prompt"])
+        whole = num_blocks_for(config.max_model_len, config.block_size)
+        can_end = room > 0 and given.get("min_tokens", 0) <= min(room, given["max_tokens"])
+        if name not in self.live and can_end and whole < config.num_blocks:
+            raise InvariantError(f"{name} is refused although it can be served: {refusal}")
 
     def gone(self, name: str) -> None:
         """A request ended or was aborted."""
-        self.live.pop(name, None)
+        del self.live[name]
+        self.unreported.add(name)
 
     def reset(self, done: object, running: bool) -> None:
         """The prefix cache was reset, or the scheduler refused to."""
         if not isinstance(done, bool):
             raise InvariantError(f"reset_prefix_cache returns {done!r}, must be True or False")
-        busy = any(record.table for record in self.live.values())
-        if not done and not busy:
-            raise InvariantError("reset_prefix_cache refuses although nobody holds a block")
+        busy = [record.name for record in self.live.values() if record.table]
         if running:
             for record in self.live.values():
-                record.table, record.computed = [], 0
+                if record.table:
+                    record.lose_blocks()
+                    record.reset_at = record.epoch
+        if not done and (running or not busy):
+            raise InvariantError("reset_prefix_cache refuses although nobody holds a block")
+        if done and busy and not running:
+            raise InvariantError(f"reset_prefix_cache succeeds although {busy} hold blocks")
         if done:
             self._content.clear()
 
-    def step(self, output: SchedulerOutput) -> list[tuple[Record, bool]]:
-        """A step was scheduled: its requests, and whether each samples a token."""
-        for name in output.preempted_req_ids or ():
-            if name in self.live:
-                self.live[name].table, self.live[name].computed = [], 0
+    # A step.
+
+    def step(self, output: SchedulerOutput, throttled: bool = False) -> list[Work]:
+        """A step was scheduled; returns what it computes."""
+        if output.finished_req_ids != self.unreported:
+            raise InvariantError(
+                f"finished_req_ids={output.finished_req_ids}: {self.unreported or 'nobody'} ended "
+                "since the latest step"
+            )
+        self.unreported = set()
         counts = output.num_scheduled_tokens
-        before = {name: (r.computed, r.is_decode_ready) for name, r in self.live.items()}
+        self._take_preemptions(output)
+        waits = self.neuron and self.neuron.who_waits(self.live.values(), throttled, self.pause)
         self._check_budgets(counts, output)
-        admitted = list(self._take_in(output))
-        self._check_order(admitted)
-        prefills = [name for name in counts if self._is_prefill(self.live[name])]
-        if self.neuron:
-            self._check_neuron(output, prefills)
-            self._check_bounds(before, prefills, bool(counts))
+        self._check_order(list(self._take_in(output)))
+        if self.neuron and waits:
+            prefills = [name for name in counts if self.live[name].is_prefill]
+            self.neuron.step(output, prefills, waits)
         written: dict[Slot, str] = {}
-        for name, count in counts.items():
-            self._check_slots(self.live[name], count, written)
-        sampled = []
-        for name, count in counts.items():
-            record = self.live[name]
-            record.computed += count
-            sampled.append((record, record.computed == len(record.tokens)))
-        return sampled
+        return [self._compute(self.live[name], output, written) for name in counts]
+
+    def _take_preemptions(self, output: SchedulerOutput) -> None:
+        victims = [self.live[n] for n in output.preempted_req_ids or () if n in self.live]
+        victims = [record for record in victims if record.table]
+        if victims and self.neuron:
+            self.neuron.check_preemption([record.name for record in victims])
+        for record in victims:
+            record.lose_blocks()
 
     def _check_budgets(self, counts: Mapping[str, int], output: SchedulerOutput) -> None:
         unknown = [name for name in counts if name not in self.live]
@@ -124,10 +114,12 @@ class Ledger:
         total = sum(counts.values())
         if total != output.total_num_scheduled_tokens:
             raise InvariantError(f"total {output.total_num_scheduled_tokens} of {dict(counts)}")
-        if total > self.config.step_token_budget or len(counts) > self.config.max_num_seqs:
+        budget, most = self.config.step_token_budget, self.config.max_num_seqs
+        running = {*counts, *(name for name, record in self.live.items() if record.table)}
+        if total > budget or len(running) > most:
             raise InvariantError(
-                f"{total} tokens of {len(counts)} requests: at most "
-                f"{self.config.step_token_budget} of {self.config.max_num_seqs} are allowed"
+                f"{total} tokens of {len(running)} running requests: at most {budget} of {most} "
+                "are allowed"
             )
         if counts and self.pause == 2:
             raise InvariantError(f"a step of {list(counts)} although everything is paused")
@@ -140,88 +132,84 @@ class Ledger:
                 raise InvariantError(f"{record.name} is new for the second time")
             if list(new.prompt_token_ids) != record.tokens[: record.num_prompt_tokens]:
                 raise InvariantError(f"{record.name} has another prompt than it was given")
-            record.started = True
-            record.table, record.computed = list(new.block_ids[0]), new.num_computed_tokens
+            self._start(record, list(new.block_ids[0]), new.num_computed_tokens)
             yield record
         cached = output.scheduled_cached_reqs
         for name, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
             record = self.live[name]
-            if name in cached.resumed_req_ids:
-                record.table, record.computed = list(blocks[0]) if blocks else [], computed
+            if not record.started:
+                raise InvariantError(f"{name} was never reported as new")
+            if name in cached.resumed_req_ids and not record.table:
+                self._start(record, list(blocks[0]) if blocks else [], computed)
+            elif name in cached.resumed_req_ids:
+                record.table = list(blocks[0]) if blocks else []
             elif blocks:
-                record.table += blocks[0]
+                record.table = record.table + blocks[0]
             if computed != record.computed:
                 raise InvariantError(f"{name}: {computed} tokens computed, {record.computed} are")
 
-    def _check_order(self, admitted: list[Record]) -> None:
-        if self.config.policy != "fcfs" or not admitted:
-            return
+    def _start(self, record: Record, table: list[int], computed: int) -> None:
+        record.started, record.table = True, table
+        record.computed = record.settled = computed
+        if computed and (record.skips_cache or not self.config.enable_prefix_caching):
+            raise InvariantError(f"{record.name} has a prefix of {computed} tokens without cache")
         if self.pause:
-            raise InvariantError(f"{admitted[0].name} is admitted although admission is paused")
+            raise InvariantError(f"{record.name} is admitted although admission is paused")
+
+    def _check_order(self, admitted: list[Record]) -> None:
+        if not admitted:
+            return
+        last = max(record.order for record in admitted)
         waiting = [record for record in self.live.values() if not record.started]
-        last = max(record.number for record in admitted)
-        earlier = [record.name for record in waiting if record.number < last]
+        earlier = [record.name for record in waiting if record.order < last]
         if earlier:
             raise InvariantError(f"{admitted[-1].name} is admitted before {earlier}")
 
-    def _is_prefill(self, record: Record) -> bool:
-        return record.computed < max(record.num_prompt_tokens, len(record.tokens) - 1)
+    # Tokens.
 
-    def _check_neuron(self, output: SchedulerOutput, prefills: list[str]) -> None:
-        counts = output.num_scheduled_tokens
-        if prefills and len(prefills) < len(counts):
-            raise InvariantError(f"a mixed step: {list(counts)}, of which {prefills} are prefills")
-        if len(prefills) > 1:
-            raise InvariantError(f"more than one prefill in a step: {prefills}")
-        for name, count in counts.items():
-            fitting = [bucket for bucket in self.config.prefill_buckets if bucket >= count]
-            right = min(fitting, default=None) if name in prefills else count
-            found = (output.num_scheduled_tokens_padded or {}).get(name)
-            if found != right:
-                raise InvariantError(f"{name}: {count} tokens padded to {found}, must be {right}")
-
-    def _check_bounds(
-        self, before: Mapping[str, tuple[int, bool]], prefills: list[str], any_work: bool
-    ) -> None:
-        ready = any(is_ready for _, is_ready in before.values())
-        kind = "prefills" if prefills else "decodes" if any_work else ""
-        last, length = self._in_a_row
-        # Prefills alone only count while somebody could decode instead.
-        counts = kind == "decodes" or (kind == "prefills" and ready)
-        self._in_a_row = (kind, (length if kind == last else 0) + 1) if counts else ("", 0)
-        limit = self.policy.get("max_consecutive_prefills")
-        if kind == "prefills" and limit is not None and self._in_a_row[1] > limit:
+    def _compute(self, record: Record, output: SchedulerOutput, written: dict[Slot, str]) -> Work:
+        count = output.num_scheduled_tokens[record.name]
+        drafts = output.scheduled_spec_decode_tokens.get(record.name, [])
+        start, end = record.computed, record.computed + count
+        known = len(record.tokens) + record.placeholders
+        if end - len(drafts) > known or len(drafts) >= count:
             raise InvariantError(
-                f"{self._in_a_row[1]} prefill steps in a row while decodes wait, at most {limit}"
+                f"{record.name} computes tokens {start} to {end} with {len(drafts)} drafts, of "
+                f"{known} tokens"
             )
-
-    def _check_slots(self, record: Record, count: int, written: dict[Slot, str]) -> None:
-        size, table = self.config.block_size, record.table
-        end = record.computed + count
-        if end > len(record.tokens):
-            raise InvariantError(f"{record.name} computes {end} of {len(record.tokens)} tokens")
-        if len(table) * size < end:
-            raise InvariantError(f"{record.name} computes {end} tokens in {len(table)} blocks")
-        bad = [b for b in table if not 0 <= b < self.config.num_blocks or b == NULL_BLOCK_ID]
-        if bad or len(set(table)) < len(table):
-            raise InvariantError(f"{record.name} has the block table {table}")
-        for position in range(record.computed):
-            slot = table[position // size], position % size
-            if self._content.get(slot) != (record.salt, tuple(record.tokens[: position + 1])):
-                raise InvariantError(
-                    f"{record.name} reads token {position} in block {slot[0]}, where something "
-                    "else was computed, or nothing since the last reset"
-                )
-        for position in range(record.computed, end):
-            slot = table[position // size], position % size
+        is_padding = all(token == -1 for token in drafts)
+        if not is_padding and drafts != record.drafts[: len(drafts)]:
+            raise InvariantError(f"{record.name}: drafts {drafts}, proposed {record.drafts}")
+        self._check_table(record, end)
+        self._content.check_read(record)
+        for position in range(start, end):
+            slot = self._content.slot(record, position)
             owners = [r.name for r in self.live.values() if self._is_foreign(record, r, slot[0])]
             if slot in written or owners:
                 other = written.get(slot) or owners[0]
                 raise InvariantError(f"{record.name} writes block {slot[0]} of {other}")
             written[slot] = record.name
-            self._content[slot] = record.salt, tuple(record.tokens[: position + 1])
+        settled = max(start, min(end, len(record.tokens)))
+        self._content.write(record, start, settled)
+        self._content.overwrite(record, settled, end)
+        if start == record.settled:
+            record.settled = settled
+        samples = end - len(drafts) == known
+        work = Work(record, start, count, len(drafts), samples, record.epoch, record.rejected)
+        record.computed = end
+        record.drafts = record.drafts if is_padding else []
+        record.placeholders += (1 + len(drafts)) if work.samples else 0
+        return work
+
+    def _check_table(self, record: Record, end: int) -> None:
+        table, config = record.table, self.config
+        if len(table) * config.block_size < end:
+            raise InvariantError(f"{record.name} computes {end} tokens in {len(table)} blocks")
+        bad = [b for b in table if not 0 <= b < config.num_blocks or b == NULL_BLOCK_ID]
+        if bad or len(set(table)) < len(table):
+            raise InvariantError(f"{record.name} has the block table {table}")
 
     def _is_foreign(self, record: Record, other: Record, block: int) -> bool:
         """Whether `other` has a block that `record` writes and does not wait for its content.
@@ -236,11 +224,41 @@ class Ledger:
         whole = len(record.tokens) >= end and self.config.enable_prefix_caching
         return not (same and whole and record.table.index(block) == index)
 
-    def expected_output(self, record: Record, sampled: int) -> tuple[list[int], str | None]:
-        """Tokens and finish reason that an update must report for one sampled token."""
-        record.tokens.append(sampled)
-        if sampled in record.stops:
-            return [sampled], "stop"
-        generated = len(record.tokens) - record.num_prompt_tokens
-        full = len(record.tokens) >= self.config.max_model_len or generated >= record.max_tokens
-        return [sampled], "length" if full else None
+    def deliver(
+        self,
+        works: list[Work],
+        sampled: Mapping[str, list[int]],
+        found: Mapping[str, tuple[list[int], str | None]],
+    ) -> None:
+        """Tokens came back, of which the update reported `found`: tokens and finish reasons.
+
+        What was in flight when the cache was reset must be dropped; after another preemption a
+        scheduler may keep it or not.
+        """
+        expected = {}
+        for work in works:
+            record, name = work.record, work.record.name
+            if self.live.get(name) is not record or not work.samples:
+                continue
+            tokens = sampled[name]
+            if work.is_stale and (work.epoch < record.reset_at or name not in found):
+                continue
+            if not work.is_stale:
+                self._settle(work, work.drafts + 1 - len(tokens))
+            expected[name] = record.take_in(tokens, self.config.max_model_len)
+        if found != expected:
+            raise InvariantError(f"the outputs are {dict(found)}, must be {expected}")
+        for name, (_, reason) in expected.items():
+            if reason is not None:
+                self.gone(name)
+
+    def _settle(self, work: Work, rejected: int) -> None:
+        """The tokens of a step are known; the runner computed them behind what was rejected."""
+        record = work.record
+        start = work.start - (record.rejected - work.rejected)
+        end = start + work.count - rejected
+        self._content.write(record, start, end)
+        record.settled = max(record.settled, end)
+        record.rejected += rejected
+        record.computed -= rejected
+        record.placeholders -= work.drafts + 1

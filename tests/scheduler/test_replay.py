@@ -2,6 +2,7 @@
 
 import copy
 import gzip
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from segattn.cli import main
 from segattn.scheduler.replay import replay
-from segattn.scheduler.trace import TraceDriver, read_traces, write_traces
+from segattn.scheduler.trace import TraceDriver, make_scheduler
+from segattn.scheduler.trace_file import read_traces, write_traces
 from segattn.tests.scheduler.test_golden_traces import TRACES
 
 TRACE: dict[str, Any] = {
@@ -37,7 +39,7 @@ TRACE: dict[str, Any] = {
 
 def recorded() -> dict[str, Any]:
     """The trace with what the scheduler shows after each event."""
-    driver = TraceDriver(TRACE["kind"], TRACE["config"])
+    driver = TraceDriver(make_scheduler(TRACE["kind"], TRACE["config"]))
     return TRACE | {"events": [driver.apply(event) for event in TRACE["events"]]}
 
 
@@ -106,8 +108,8 @@ def test_a_field_that_only_one_side_has_is_a_difference() -> None:
         (b"plain text", "Not a gzipped file"),
         (gzip.compress(b'{"id": "a"'), "delimiter"),
         (gzip.compress(b""), "it holds no trace"),
-        (gzip.compress(b"[1, 2]"), "line 1: must be a JSON object with an 'id'"),
-        (gzip.compress(b'{"id": "a"}\n' * 9)[:-9], "end-of-stream"),
+        (gzip.compress(b"[1, 2]"), "line 1: is [1, 2], must be a JSON object"),
+        (gzip.compress(json.dumps(TRACE).encode() + b"\n")[:-9], "end-of-stream"),
     ],
     # Named, since compressed bytes hold the time and workers must collect the same tests.
     ids=["missing", "not gzip", "not JSON", "empty", "no trace", "cut off"],

@@ -6,7 +6,8 @@ from itertools import islice
 import pytest
 
 from segattn.scheduler import Admission, NeuronScheduler, PauseState, Scheduler
-from segattn.scheduler.trace import TraceDriver, read_traces
+from segattn.scheduler.trace import TraceDriver, make_scheduler
+from segattn.scheduler.trace_file import read_traces
 from segattn.tests.scheduler.base import add, make
 from segattn.tests.scheduler.test_golden_traces import TRACES
 
@@ -22,7 +23,7 @@ BASE = EVERYWHERE | {"preemption", "token_budget"}
 def test_counts_are_sums_of_what_is_shown(kind: str, expected: set[str]) -> None:
     seen: set[Admission] = set()
     for trace in islice(read_traces(TRACES / f"{kind}.jsonl.gz"), 0, None, 8):
-        driver = TraceDriver(kind, trace["config"])
+        driver = TraceDriver(make_scheduler(kind, trace["config"]))
         scheduler = driver.scheduler
         for event in trace["events"]:
             before = dict(scheduler.admission_counts)

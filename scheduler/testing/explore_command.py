@@ -8,16 +8,18 @@ documented` it prints the shortest way into a deadlock of the published design.
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import Pool
 
-from segattn.benchmarks.explore.explorer import Action, Exploration, World, explore, perform
-from segattn.reference.paging import default_buckets, num_blocks_for
-from segattn.reference.processes import end_with_parent
-from segattn.reference.terminal import phase
-from segattn.scheduler import NeuronPolicy, SchedulerConfig
+from ...reference.paging import default_buckets, num_blocks_for
+from ...reference.processes import end_with_parent
+from ...reference.terminal import phase
+from .. import NeuronPolicy, NeuronScheduler, SchedulerConfig
+from .command import add_subject_arguments, subject_of
+from .explorer import Action, Exploration, World, explore, perform
+from .subject import Subject
 
 POLICIES = {
     "default": tuple(
@@ -48,8 +50,13 @@ def request_sizes(max_model_len: int, num_texts: int) -> tuple[tuple[int, int, i
     )
 
 
-def worlds(size: Size, policies: Sequence[NeuronPolicy]) -> Iterator[World]:
-    """Every configuration within `size`, small ones first, in both engine loops.
+OWN = (Subject.own("neuron"), Subject.own("neuron_async"))
+
+
+def worlds(
+    size: Size, policies: Sequence[NeuronPolicy], subjects: Sequence[Subject] = OWN
+) -> Iterator[World]:
+    """Every configuration within `size`, small ones first, for every scheduler.
 
     Requests share prefixes of two texts where prefixes are cached. A budget above max_model_len
     and blocks beyond what all requests can fill change nothing, so they are left out.
@@ -60,11 +67,12 @@ def worlds(size: Size, policies: Sequence[NeuronPolicy]) -> Iterator[World]:
         ):
             if num_blocks > 1 + size.num_requests * num_blocks_for(length, block_size):
                 continue
-            for num_seqs, caching, policy, depth in product(
-                range(1, size.num_requests + 1), (False, True), policies, (1, 2)
+            for num_seqs, caching, policy, subject in product(
+                range(1, size.num_requests + 1), (False, True), policies, subjects
             ):
                 for budget in range(num_seqs, max(length, num_seqs) + 1):
                     yield World(
+                        subject,
                         SchedulerConfig(
                             num_seqs,
                             budget,
@@ -77,7 +85,6 @@ def worlds(size: Size, policies: Sequence[NeuronPolicy]) -> Iterator[World]:
                         policy,
                         request_sizes(length, 2 if caching else 1),
                         size.num_requests,
-                        depth,
                     )
 
 
@@ -99,11 +106,11 @@ def describe_path(world: World, path: Sequence[Action]) -> Iterator[str]:
                 ends = f", ending {', '.join(given[0])}" if given[0] else ""
                 yield f"deliver the output of the oldest step{ends}"
             case "schedule":
-                yield "schedule" if is_last else f"schedule: {_latest_step(now.in_flight)}"
+                yield "schedule" if is_last else f"schedule: {_latest_step(now.audit.pending)}"
 
 
-def _latest_step(in_flight: Sequence[tuple[object, dict[str, bool]]]) -> str:
-    return ", ".join(in_flight[-1][1]) if in_flight else "nothing"
+def _latest_step(pending: Mapping[int, Sequence[tuple[str, bool, int]]]) -> str:
+    return ", ".join(name for name, *_ in pending[max(pending)]) if pending else "nothing"
 
 
 def report_violation(world: World, found: Exploration) -> None:
@@ -114,7 +121,7 @@ def report_violation(world: World, found: Exploration) -> None:
         f"  max_num_seqs={config.max_num_seqs} max_num_batched_tokens="
         f"{config.max_num_batched_tokens} max_model_len={config.max_model_len} block_size="
         f"{config.block_size} num_blocks={config.num_blocks} enable_prefix_caching="
-        f"{config.enable_prefix_caching}, {world.depth} step(s) in flight"
+        f"{config.enable_prefix_caching}, {world.subject.depth} step(s) in flight"
     )
     print(f"  {world.policy}")
     for number, line in enumerate(describe_path(world, found.path), start=1):
@@ -122,7 +129,8 @@ def report_violation(world: World, found: Exploration) -> None:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Policy, upper bounds of the configurations, processes."""
+    """Scheduler, policy, upper bounds of the configurations, processes."""
+    add_subject_arguments(parser)
     parser.add_argument("--policy", choices=POLICIES, default="default", help="(default)")
     parser.add_argument("--requests", type=int, default=2, help="requests that arrive (2)")
     parser.add_argument("--max-model-len", type=int, default=3, help="longest sequence (3)")
@@ -137,7 +145,15 @@ def run(options: Namespace) -> int:
             # Nothing at all would be walked, and no rule broken.
             options.parser.error(f"--{name.replace('_', '-')}={value}: must be at least 1")
     size = Size(options.requests, options.max_model_len, options.block_size)
-    every = list(worlds(size, POLICIES[options.policy]))
+    subject, given = subject_of(options)
+    if not issubclass(subject.cls, NeuronScheduler):
+        # Two states are told apart by what our classes hold.
+        options.parser.error(f"--scheduler {subject.name}: must be derived from NeuronScheduler")
+    subjects = OWN if options.scheduler is None and options.kind is None else (subject,)
+    policies = (NeuronPolicy(**given.policy),) if given.policy else POLICIES[options.policy]
+    if given.config:
+        options.parser.error(f"{options.config}: config must be absent, every one is walked")
+    every = list(worlds(size, policies, subjects))
     num_states = num_transitions = number = 0
     broken: Exploration | None = None
     with (

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.explore.explorer import World, explore
 from segattn.scheduler import (
     Admission,
     NeuronPolicy,
@@ -18,6 +17,8 @@ from segattn.scheduler.block_pool import BlockPool
 from segattn.scheduler.kv_cache_manager import KVCacheManager
 from segattn.scheduler.neuron import NeuronRules
 from segattn.scheduler.step import Step
+from segattn.scheduler.testing.explore_command import OWN
+from segattn.scheduler.testing.explorer import World, explore
 
 RELEASE, TAKE, PADDED_COUNTS = BlockPool.release, BlockPool.take, phases.padded_counts
 
@@ -32,8 +33,9 @@ def small_world(**changes: Any) -> World:
         "num_batched_tokens_buckets": [1, 2],
         "enable_prefix_caching": False,
     }
+    policy = changes.pop("neuron_policy", NeuronPolicy())
     config = SchedulerConfig(**(numbers | changes))
-    return World(config, NeuronPolicy(), ((1, 1, 0), (1, 2, 0), (2, 2, 0)), 2, 1)
+    return World(OWN[0], config, policy, ((1, 1, 0), (1, 2, 0), (2, 2, 0)), 2)
 
 
 def nothing(*_: object) -> None:
@@ -106,35 +108,44 @@ CACHED = {"enable_prefix_caching": True}
 
 FAULTS: list[tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = [
     ("a deadlock", {}, [(NeuronRules, "can_schedule", refuse)]),
-    ("a livelock", {}, [("segattn.scheduler.stepping", "advance", nothing)]),
     (
-        "a mixed batch",
+        "a livelock",
+        {"num_blocks": 3, "neuron_policy": NeuronPolicy.documented()},
+        [(neuron_scheduler._Answers, "has_room", always)],
+    ),
+    (
+        "tokens in flight are those of the steps in flight",
+        {},
+        [("segattn.scheduler.stepping", "advance", nothing)],
+    ),
+    (
+        "a mixed step",
         {},
         [
             (NeuronRules, "_separate_phases", nothing),
             ("segattn.scheduler.neuron", "padded_counts", pad_without_a_look),
         ],
     ),
-    ("schedule raises prefill and decode", {}, [(NeuronRules, "_separate_phases", nothing)]),
+    ("RuntimeError: prefill and decode", {}, [(NeuronRules, "_separate_phases", nothing)]),
     ("more than one prefill", {}, [(NeuronRules, "max_prefills_per_batch", 2)]),
     ("a preemption", TIGHT, [(neuron_scheduler._Answers, "has_room", always)]),
-    ("admission out of turn", {}, [(NeuronRules, "_show_admitted", newest_first)]),
+    ("is admitted before", {}, [(NeuronRules, "_show_admitted", newest_first)]),
     (
         "1 tokens padded to 2",
         {},
         [("segattn.scheduler.phases", "smallest_bucket", lambda _, buckets: buckets[-1])],
     ),
     (
-        "more than 1 tokens",
+        "at most 1 of 2",
         {"max_num_scheduled_tokens": 1},
         [("segattn.scheduler.scheduler", "Step", one_token_more)],
     ),
-    ("blocks lost", {}, [(BlockPool, "release", leak)]),
-    ("blocks lost", {}, [(KVCacheManager, "free", nothing)]),
-    ("free twice or free and owned", {}, [(BlockPool, "take", take_and_leave_free)]),
-    ("has two owners", {}, [(BlockPool, "take", take_what_is_owned)]),
-    ("has two owners", CACHED, [(BlockPool, "take", take_what_is_owned)]),
-    ("computes beyond its blocks", {}, [(KVCacheManager, "allocate_slots", allocate_nothing)]),
+    ("block 1: 1, owners 0", {}, [(BlockPool, "release", leak)]),
+    ("block 1: 1, owners 0", {}, [(KVCacheManager, "free", nothing)]),
+    ("block 1: 0, owners 1", {}, [(BlockPool, "take", take_and_leave_free)]),
+    ("writes block 1 of r0", {"block_size": 4}, [(BlockPool, "take", take_what_is_owned)]),
+    ("has the block table [1, 1]", CACHED, [(BlockPool, "take", take_what_is_owned)]),
+    ("computes 1 tokens in 0 blocks", {}, [(KVCacheManager, "allocate_slots", allocate_nothing)]),
     ("the reference count of a block", {}, [(BlockPool, "release", miscount)]),
 ]
 

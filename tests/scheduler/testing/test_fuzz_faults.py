@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.fuzz import command as fuzz
-from segattn.benchmarks.fuzz.machine import machine
-from segattn.benchmarks.fuzz.strategies import default_policies
 from segattn.scheduler import (
     AsyncScheduler,
     NeuronScheduler,
@@ -18,6 +15,9 @@ from segattn.scheduler import (
 from segattn.scheduler.holdback import Holdback
 from segattn.scheduler.kv_cache_manager import KVCacheManager
 from segattn.scheduler.neuron import NeuronRules
+from segattn.scheduler.testing import Subject
+from segattn.scheduler.testing.fuzzing import campaign_until
+from segattn.scheduler.testing.machine import Campaign
 
 GET_COMPUTED_BLOCKS = KVCacheManager.get_computed_blocks
 
@@ -63,7 +63,7 @@ def test_the_fuzzer_notices_a_fault(
         monkeypatch.setattr(f"{owner}.{name}", lambda count, buckets: fault(buckets))
     else:
         monkeypatch.setattr(owner, name, fault)
-    machine_class = machine(kind, default_policies())
-    rounds = (fuzz.fuzz(machine_class, 0.0, number) for number in range(4))
+    campaign = Campaign(Subject.own(kind), "model")
+    rounds = (campaign_until(campaign, 0.0, number) for number in range(4))
     assert any(failed is not None for failed in rounds)
-    assert machine_class.failure is not None
+    assert campaign.failure is not None

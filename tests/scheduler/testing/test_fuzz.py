@@ -6,21 +6,19 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
 
-from segattn.benchmarks.fuzz import command as fuzz
-from segattn.benchmarks.fuzz.compare import Comparison, DeadlockError
-from segattn.benchmarks.fuzz.coverage import FEATURES, Coverage
-from segattn.benchmarks.fuzz.machine import KINDS, SchedulerMachine, machine
-from segattn.benchmarks.fuzz.shrink import shrink
-from segattn.benchmarks.fuzz.strategies import default_policies
 from segattn.cli import main
 from segattn.reference.scheduler_state import NeuronRules
 from segattn.scheduler.block_pool import BlockPool
 from segattn.scheduler.policy import NeuronPolicy
-from segattn.scheduler.replay import replay
+from segattn.scheduler.replay import replay, replay_finding
 from segattn.scheduler.request_queue import FCFSRequestQueue
-from segattn.scheduler.trace import read_traces
+from segattn.scheduler.testing import KINDS, RULES, Finding, Subject, describe, shrink
+from segattn.scheduler.testing.compare import Comparison, DeadlockError
+from segattn.scheduler.testing.coverage import FEATURES, Coverage
+from segattn.scheduler.testing.fuzzing import campaign_until
+from segattn.scheduler.testing.machine import Campaign
+from segattn.scheduler.trace_file import read_traces
 
 CONFIG: dict[str, Any] = {
     "max_num_seqs": 2,
@@ -31,26 +29,29 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def run_rounds(machine_class: type[SchedulerMachine]) -> None:
+def compared(kind: str, config: dict[str, Any], policy: dict[str, Any]) -> Comparison:
+    """Our scheduler of a kind beside the model."""
+    return Comparison(Subject.own(kind), config, policy)
+
+
+def run_rounds(campaign: Campaign) -> None:
     """Rounds of the fuzzer, more of them under a stronger Hypothesis profile."""
     for number in range(1 + settings().max_examples // 60):
-        try:
-            fuzz.run_round(machine_class, number)
-        except Exception as error:  # any failure is shown as its smallest trace
-            if machine_class.failure is None:
-                raise
-            trace, message = shrink(machine_class.failure)
-            raise AssertionError(f"{message}: {trace}") from error
+        campaign_until(campaign, 0.0, number)
+    if campaign.failure is not None:
+        raise AssertionError(describe(shrink(campaign.failure)))
 
 
+@pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_scheduler_and_model_agree_on_every_step(kind: str) -> None:
-    run_rounds(machine(kind, default_policies()))
+def test_our_schedulers_keep_the_rules_in_every_step(kind: str, rules: str) -> None:
+    run_rounds(Campaign(Subject.own(kind), rules))
 
 
 @pytest.mark.parametrize("kind", KINDS[2:])
 def test_scheduler_and_model_agree_under_the_documented_policy(kind: str) -> None:
-    run_rounds(machine(kind, st.just(asdict(NeuronRules.documented()))))
+    policy = asdict(NeuronRules.documented())
+    run_rounds(Campaign(Subject.own(kind), "model", policy=policy))
 
 
 def test_the_policies_of_model_and_scheduler_have_the_same_fields() -> None:
@@ -99,15 +100,17 @@ def test_the_command_shrinks_a_fault_to_a_trace_that_replay_reads(
         assert main(["fuzz", "--minutes", "1", "--kind", "base", "--out", str(out)]) == 1
         (trace,) = read_traces(out)
         assert replay(trace) is not None
+        assert replay_finding(trace) is not None
     # Two requests, and one event that shows their order.
     assert [event[0] for event in trace["events"][:2]] == ["add", "add"]
     assert len(trace["events"]) == 3
     assert replay(trace) is None
+    assert replay_finding(trace) is None
     assert "segattn replay" in capsys.readouterr().out
 
 
 def test_a_broken_account_of_blocks_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Comparison("base", CONFIG, {})
+    run = compared("base", CONFIG, {})
     run.apply(["add", {"id": "a", "prompt": [5, 6], "max_tokens": 1}])
     run.apply(["schedule", 0])
     release = BlockPool.release
@@ -117,12 +120,12 @@ def test_a_broken_account_of_blocks_is_a_failure(monkeypatch: pytest.MonkeyPatch
         self.ref_counts[blocks[0]] = 1
 
     monkeypatch.setattr(BlockPool, "release", count_wrongly)
-    with pytest.raises(RuntimeError, match=str(run.trace["events"][1][2]["new"][0][2][0])):
+    with pytest.raises(RuntimeError, match=str(run.events[1][2]["new"][0][2][0])):
         run.apply(["abort", ["a"]])
 
 
 def test_a_step_without_tokens_is_a_deadlock_under_the_default_policy() -> None:
-    run = Comparison("neuron", CONFIG | {"max_num_seqs": 1}, {})
+    run = compared("neuron", CONFIG | {"max_num_seqs": 1}, {})
     run.apply(["add", {"id": "a", "prompt": [5, 6], "max_tokens": 3}])
     # Both sides are made to wait for ever, so that only the rule of progress can tell.
     run.model.model.rules = replace(run.model.model.rules, max_num_seqs=0)
@@ -131,29 +134,33 @@ def test_a_step_without_tokens_is_a_deadlock_under_the_default_policy() -> None:
         run.apply(["schedule", 0])
 
 
+def finding(run: Comparison) -> Finding:
+    """What was given so far, as if it had failed."""
+    return Finding(run.subject, "model", CONFIG, {}, run.events, AssertionError())
+
+
 def test_shrinking_removes_what_the_failure_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Comparison("base", CONFIG, {})
+    run = compared("base", CONFIG, {})
     for number in range(6):
         run.apply(["add", {"id": f"r{number}", "prompt": [5] * 9, "max_tokens": 4, "priority": 1}])
     run.apply(["abort", ["r2", "r3"]])
-    trace = run.trace
     monkeypatch.setattr(FCFSRequestQueue, "add_request", FCFSRequestQueue.prepend_request)
-    smallest, message = shrink(trace | {"events": [*trace["events"], ["schedule", 0, {}]]})
-    assert message.startswith("DisagreementError")
-    assert [event[0] for event in smallest["events"]] == ["add", "add", "schedule"]
-    assert [len(event[1]["prompt"]) for event in smallest["events"][:2]] == [1, 1]
+    smallest = shrink(finding(run))
+    assert smallest.message.startswith("DisagreementError")
+    assert [event[0] for event in smallest.events] == ["add", "add", "schedule"]
+    assert [len(event[1]["prompt"]) for event in smallest.events[:2]] == [1, 1]
 
 
 def test_a_trace_that_does_not_fail_cannot_be_shrunk() -> None:
-    run = Comparison("base", CONFIG, {})
+    run = compared("base", CONFIG, {})
     run.apply(["pause", 1])
     with pytest.raises(ValueError, match="must fail"):
-        shrink(run.trace)
+        shrink(finding(run))
 
 
 def test_coverage_counts_what_the_events_show() -> None:
     policy = {"max_consecutive_prefills": 1}
-    run = Comparison("neuron", CONFIG, policy)
+    run = compared("neuron", CONFIG, policy)
     coverage = Coverage()
     coverage.start_run({"policy": "priority", "watermark": 0.0}, policy)
     for event in (

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .subject import Subject
+
 CONFIGURATIONS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "runs by priority": lambda fields: fields.get("policy") == "priority",
     "runs without prefix caching": lambda fields: not fields.get("enable_prefix_caching", True),
@@ -31,6 +33,7 @@ FEATURES = (
     *OPTIONS,
     "steps",
     "empty steps",
+    "throttled steps",
     "new requests",
     "prefix hits",
     "prefill chunks",
@@ -54,14 +57,15 @@ FEATURES = (
 )
 
 
-def features_of(kind: str, documented: bool = False) -> tuple[str, ...]:
-    """Features that a scheduler kind has; the Neuron kinds preempt under the documented policy."""
-    neuron = kind.startswith("neuron")
-    absent = set() if kind.endswith("async") else {"late deliveries"}
-    absent |= set() if neuron else {"padding tokens"}
-    absent |= {"preemptions"} if neuron and not documented else set()
-    if not neuron or documented:
+def features_of(subject: Subject, *, is_literal: bool, with_model: bool) -> tuple[str, ...]:
+    """Features that a scheduler can show; Neuron kinds preempt under the published designs only."""
+    absent = set() if subject.depth > 1 else {"late deliveries"}
+    absent |= set() if subject.is_neuron else {"padding tokens"}
+    absent |= {"preemptions"} if subject.is_neuron and not is_literal else set()
+    if not subject.is_neuron or not subject.takes_policy or is_literal:
         absent |= {"runs with max_consecutive_prefills", "runs with reserved admission"}
+    if with_model or not subject.takes_throttle:
+        absent.add("throttled steps")
     return tuple(name for name in FEATURES if name not in absent)
 
 
@@ -120,6 +124,7 @@ class Coverage:
         started += [(entry[0], entry[1]) for entry in seen["cached"]]
         counts["steps"] += 1
         counts["empty steps"] += not tokens
+        counts["throttled steps"] += "throttle" in seen
         counts["new requests"] += len(seen["new"])
         counts["prefix hits"] += sum(hit > 0 for _, hit, _ in seen["new"])
         counts["preemptions"] += len(seen["pre"])

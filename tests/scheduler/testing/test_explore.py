@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.explore.clone import Cloner
-from segattn.benchmarks.explore.command import POLICIES, Size, describe_path, worlds
-from segattn.benchmarks.explore.explorer import (
+from segattn.cli import main
+from segattn.scheduler import NeuronPolicy, NeuronScheduler, Request, SchedulerConfig
+from segattn.scheduler.testing.clone import Cloner
+from segattn.scheduler.testing.explore_command import OWN, POLICIES, Size, describe_path, worlds
+from segattn.scheduler.testing.explorer import (
     CLONER,
     Situation,
     World,
@@ -16,13 +18,6 @@ from segattn.benchmarks.explore.explorer import (
     explore,
     key_of,
     perform,
-)
-from segattn.cli import main
-from segattn.scheduler import (
-    NeuronPolicy,
-    NeuronScheduler,
-    Request,
-    SchedulerConfig,
 )
 
 SIZES = ((1, 1, 0), (1, 2, 0), (2, 2, 0))
@@ -38,7 +33,7 @@ def small_world(policy: NeuronPolicy | None = None, depth: int = 1, **changes: A
         "num_batched_tokens_buckets": [1, 2],
     }
     config = SchedulerConfig(**(numbers | changes))
-    return World(config, policy or NeuronPolicy(), SIZES, 2, depth)
+    return World(OWN[depth - 1], config, policy or NeuronPolicy(), SIZES, 2)
 
 
 def test_no_rule_is_broken_in_any_state_of_the_smallest_configurations() -> None:
@@ -54,11 +49,11 @@ def test_no_rule_is_broken_in_every_fortieth_configuration_of_the_next_size() ->
 
 def test_the_documented_policy_deadlocks_by_counting_the_null_block() -> None:
     world = World(
+        OWN[0],
         SchedulerConfig(2, 3, 3, 3, 2, enable_prefix_caching=False),
         NeuronPolicy.documented(),
         ((1, 2, 0),),
         2,
-        1,
     )
     found = explore(world)
     assert found.violation is not None
@@ -122,7 +117,7 @@ def test_states_with_equal_keys_have_equal_futures(depth: int, caching: bool) ->
 def successors(world: World, now: Situation) -> dict[Any, Situation]:
     """Situation after each action, named without the requests' arrival numbers."""
     after = {}
-    live = list(now.scheduler.requests)
+    live = now.audit.live_ids()
     for action in actions(world, now):
         copied = CLONER.copy(now)
         if perform(world, copied, action):

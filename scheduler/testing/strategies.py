@@ -4,11 +4,14 @@ Two or three token values and short blocks make prefix hits, evictions and preem
 limits are drawn so that every bound of a scheduler is met often.
 """
 
+from collections.abc import Mapping
 from itertools import cycle, islice
 from typing import Any
 
-from segattn.reference.extras import MissingExtraError
-from segattn.reference.paging import num_blocks_for
+from ...reference.extras import MissingExtraError
+from ...reference.paging import num_blocks_for
+from .records import EOS
+from .subject import Subject
 
 try:
     from hypothesis import strategies as st
@@ -16,25 +19,34 @@ except ImportError as error:
     raise MissingExtraError("hypothesis", "test") from error
 
 TOKENS = (5, 6, 7)
-EOS = 2
 
 
 @st.composite
-def configs(draw: st.DrawFn, kind: str) -> dict[str, Any]:
-    """Keyword arguments of a scheduler configuration, as a trace stores them."""
-    max_model_len = draw(st.integers(3, 24))
-    max_num_seqs = draw(st.integers(1, 4))
-    chunked = draw(st.booleans())
+def configs(
+    draw: st.DrawFn, subject: Subject, fixed: Mapping[str, Any], *, serves_all: bool
+) -> Any:
+    """Keywords of SchedulerConfig, those of `fixed` as they are given.
+
+    serves_all: any request of max_model_len must fit into the KV cache.
+    """
+
+    def some(name: str, strategy: st.SearchStrategy[Any]) -> Any:
+        return fixed[name] if name in fixed else draw(strategy)
+
+    max_model_len = some("max_model_len", st.integers(3, 24))
+    max_num_seqs = some("max_num_seqs", st.integers(1, 4))
+    chunked = some("enable_chunked_prefill", st.booleans())
     least_budget = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
-    budget = draw(st.integers(least_budget, least_budget + 12))
-    block_size = draw(st.integers(1, 5))
+    budget = some("max_num_batched_tokens", st.integers(least_budget, least_budget + 12))
+    block_size = some("block_size", st.integers(1, 5))
     whole = num_blocks_for(max_model_len, block_size)
+    least_blocks = 1 + (whole if serves_all else (whole + 1) // 2)
     config: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": budget,
         "max_model_len": max_model_len,
         "block_size": block_size,
-        "num_blocks": draw(st.integers(1 + (whole + 1) // 2, 1 + 4 * whole)),
+        "num_blocks": draw(st.integers(least_blocks, 1 + 4 * whole)),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
         "enable_chunked_prefill": chunked,
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
@@ -43,40 +55,41 @@ def configs(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     }
     if draw(st.booleans()) and chunked:
         config["max_num_scheduled_tokens"] = draw(st.integers(1, budget))
-    config["num_speculative_tokens"] = num_drafts = draw(st.sampled_from([0, 0, 1, 3]))
+    num_drafts = some("num_speculative_tokens", st.sampled_from([0, 0, 1, 3]))
+    config["num_speculative_tokens"] = num_drafts
     if chunked:
         thresholds = st.sampled_from([0, 0, num_drafts + 1, num_drafts + 3])
         config["long_prefill_token_threshold"] = draw(thresholds)
-    if config["num_speculative_tokens"]:
-        config["num_lookahead_tokens"] = draw(
-            st.sampled_from([0, config["num_speculative_tokens"]])
-        )
-    if kind.startswith("neuron") and draw(st.booleans()):
+    if num_drafts:
+        config["num_lookahead_tokens"] = draw(st.sampled_from([0, num_drafts]))
+    if subject.is_neuron and draw(st.booleans()):
         last = min(budget, max_model_len)
         inner = draw(st.sets(st.integers(1, last), max_size=3))
         config["num_batched_tokens_buckets"] = sorted(inner | {last})
-    return config
+    return {**config, **fixed}
 
 
 @st.composite
-def default_policies(draw: st.DrawFn) -> dict[str, Any]:
-    """Default Neuron policy with or without its options, as fields that differ."""
+def policies(draw: st.DrawFn, fixed: Mapping[str, Any]) -> Any:
+    """Fields of a NeuronPolicy that differ from the default one, those of `fixed` as given."""
     changes: dict[str, Any] = {}
+    if "design" in fixed:
+        return dict(fixed)
     if draw(st.booleans()):
         changes["max_consecutive_prefills"] = draw(st.none() | st.integers(1, 3))
         changes["max_consecutive_decodes"] = draw(st.integers(1, 3))
     if draw(st.booleans()):
         changes["kv_admission"] = draw(st.sampled_from(["reserved", "worst_case"]))
-    return changes
+    return {**changes, **fixed}
 
 
 @st.composite
-def requests(draw: st.DrawFn, max_model_len: int, request_id: str, now: int) -> dict[str, Any]:
+def requests(draw: st.DrawFn, max_prompt: int, max_model_len: int, name: str, now: int) -> Any:
     """The argument of an `add` event; one in a while is a request that can never be served."""
-    length = draw(st.integers(1, max_model_len))
+    length = draw(st.integers(1, max_prompt))
     text = draw(st.sampled_from([TOKENS[:1], TOKENS[:1], TOKENS[:2], TOKENS[1:]]))
     request: dict[str, Any] = {
-        "id": request_id,
+        "id": name,
         "prompt": list(islice(cycle(text), length)),
         "max_tokens": draw(st.integers(1, max_model_len)),
         "arrival": float(draw(st.integers(0, now))),
@@ -89,8 +102,8 @@ def requests(draw: st.DrawFn, max_model_len: int, request_id: str, now: int) -> 
         "salt": st.sampled_from(["x", "y"]),
         "skip_read": st.just(True),
     }
-    for name in sorted(draw(st.sets(st.sampled_from(sorted(options)), max_size=2))):
-        request[name] = draw(options[name])
+    for option in sorted(draw(st.sets(st.sampled_from(sorted(options)), max_size=2))):
+        request[option] = draw(options[option])
     return request
 
 

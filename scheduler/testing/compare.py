@@ -1,14 +1,14 @@
 """A scheduler and the NumPy model side by side: the same events, equal observations."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from segattn.reference.scheduler_state import NeuronRules, Pause
-from segattn.reference.scheduler_trace import Event, ModelTrace, rules_of_trace
-from segattn.scheduler.trace import TraceDriver
-
-Trace = dict[str, Any]
-
-FALLBACK_TOKEN = 5
+from ...reference.scheduler_state import NeuronRules, Pause
+from ...reference.scheduler_trace import ModelTrace, rules_of_trace
+from .. import SchedulerConfig
+from ..trace import Event, TraceDriver
+from .audit import Entry
+from .subject import Subject
 
 
 class DisagreementError(AssertionError):
@@ -26,25 +26,16 @@ class Comparison:
     refuse unschedulable requests must make progress in every step.
     """
 
-    def __init__(self, kind: str, config: dict[str, Any], policy: dict[str, Any]) -> None:
-        self.kind, self.config, self.policy = kind, config, policy
+    def __init__(
+        self, subject: Subject, config: Mapping[str, Any], policy: Mapping[str, Any]
+    ) -> None:
+        self.subject, self.config = subject, config
         self.neuron = NeuronRules(**policy)
-        self.model = ModelTrace(rules_of_trace(kind, config, self.neuron))
-        self.driver = TraceDriver(kind, config, policy)
+        self.model = ModelTrace(rules_of_trace(subject.kind, config, self.neuron))
+        self.driver = TraceDriver(subject.make(SchedulerConfig(**config), policy))
         self.events: list[Event] = []
-        self.pending: dict[int, list[tuple[str, bool, int]]] = {}
-        """Steps in flight: id, whether it samples nothing, and drafts of each request."""
-
-    @property
-    def depth(self) -> int:
-        """Steps that may be in flight: 2 in the asynchronous engine loop."""
-        return 2 if self.kind.endswith("async") else 1
-
-    @property
-    def trace(self) -> Trace:
-        """The run so far in the format of the golden traces."""
-        head = {"id": f"fuzz-{self.kind}", "kind": self.kind, "config": self.config}
-        return head | {"policy": self.policy, "events": self.events}
+        self.pending: dict[int, list[Entry]] = {}
+        self.stopped = False
 
     def apply(self, event: Event) -> Event:
         """Perform an event.
@@ -56,7 +47,8 @@ class Comparison:
         self.events.append(expected)
         actual = self.driver.apply(event)
         if actual != expected:
-            raise DisagreementError(difference(actual, expected))
+            cause = self.driver.error if is_error(actual) else None
+            raise DisagreementError(difference(actual, expected)) from cause
         if is_error(expected) and not self.neuron.literal:
             raise DisagreementError(f"schedule {event[1]}: both sides raise {expected[2]['error']}")
         # The documented policy loses the requests that it hid when a step fails.
@@ -68,7 +60,20 @@ class Comparison:
             self.pending[event[1]] = self._expected_outputs(expected[2])
         elif event[0] == "update":
             del self.pending[event[1]]
+        self.stopped = is_error(expected)
         return expected
+
+    def live_ids(self) -> list[str]:
+        """Requests that are not finished."""
+        state = self.model.model.state
+        return [state.ids[row] for row in state.live()]
+
+    def is_idle(self) -> bool:
+        """Whether no step would do anything, not even report a finished request."""
+        return not self.model.model.has_requests()
+
+    def end(self) -> None:
+        """Plain vLLM may leave requests that can never be served: the model says which."""
 
     def can_reuse(self, request_id: str) -> bool:
         """Whether a trace can show a second request of this id apart from the first."""
@@ -78,11 +83,11 @@ class Comparison:
         return request_id not in unreported
 
     def _must_progress(self) -> bool:
-        has_rule = self.kind.startswith("neuron") and not self.neuron.literal
+        has_rule = self.subject.is_neuron and not self.neuron.literal
         idle = not self.pending and self.model.model.state.pause == Pause.UNPAUSED
         return has_rule and idle and self.model.model.get_num_unfinished_requests() > 0
 
-    def _expected_outputs(self, seen: dict[str, Any]) -> list[tuple[str, bool, int]]:
+    def _expected_outputs(self, seen: dict[str, Any]) -> list[Entry]:
         state = self.model.model.state
         drafts = {name: len(tokens) for name, tokens in seen.get("spec", [])}
         rows = {name: state.row_of(name) for name, _ in seen["nst"]}
@@ -92,36 +97,9 @@ class Comparison:
         ]
 
 
-def rerun(run: Comparison, events: list[Event]) -> None:
-    """Give the inputs of `events` to a fresh comparison, fitted where earlier events are gone.
-
-    Raises what `Comparison.apply` raises. Ends early at an error that both sides show.
-    """
-    for event in events:
-        given = event
-        if event[0] == "schedule" and len(run.pending) == run.depth:
-            continue
-        if event[0] == "update":
-            if event[1] not in run.pending:
-                continue
-            given = ["update", event[1], _fitting(run.pending[event[1]], dict(event[2]))]
-        if event[0] == "add" and not run.can_reuse(event[1]["id"]):
-            continue
-        if is_error(run.apply(given)):
-            return
-
-
 def is_error(event: Event) -> bool:
     """Whether both sides refused to schedule, which ends a trace."""
     return bool(event[0] == "schedule" and "error" in event[2])
-
-
-def _fitting(entries: list[tuple[str, bool, int]], given: dict[str, list[int]]) -> list[Any]:
-    """Model output that suits the step: nothing for a chunk, at most drafts + 1 tokens else."""
-    return [
-        [name, [] if chunk else (given.get(name) or [FALLBACK_TOKEN])[: drafts + 1]]
-        for name, chunk, drafts in entries
-    ]
 
 
 def difference(actual: Event, expected: Event) -> str:

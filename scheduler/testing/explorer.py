@@ -1,4 +1,4 @@
-"""Every reachable state of one small scheduler: breadth first, each state once.
+"""Every reachable state of one small Neuron scheduler: breadth first, each state once.
 
 The world around the scheduler is adversarial: a request of any allowed size may arrive at any
 moment, any request may be aborted at any moment (with steps in flight), a step may be scheduled
@@ -9,29 +9,29 @@ request names, physical block ids and pure statistics do not count.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
-from segattn.benchmarks.explore.clone import Cloner
-from segattn.benchmarks.explore.invariants import Before, broken_block_rules, broken_step_rules
-from segattn.scheduler import (
+from .. import (
     IntegrityError,
-    ModelRunnerOutput,
     NeuronAsyncScheduler,
     NeuronPolicy,
     NeuronScheduler,
     Request,
     RequestError,
-    RequestStatus,
     SchedulerConfig,
     SchedulerOutput,
 )
-from segattn.scheduler.policy import check_schedulable
+from ..policy import check_schedulable
+from .audit import Audit
+from .clone import Cloner
+from .records import InvariantError
+from .subject import Subject
 
 TOKEN, END = 1, 2
 
-CLONER = Cloner(SchedulerConfig, NeuronPolicy, SchedulerOutput)
+CLONER = Cloner(SchedulerConfig, NeuronPolicy, SchedulerOutput, Subject)
 
 Action = tuple[Any, ...]
 
@@ -41,34 +41,29 @@ class World:
     """One configuration and everything that may happen to it.
 
     sizes: (prompt tokens, max_tokens, text) of the requests that may arrive; prompts of one text
-    are prefixes of each other. num_requests: how many arrive in all. depth: steps in flight.
+    are prefixes of each other. num_requests: how many arrive in all.
     """
 
+    subject: Subject
     config: SchedulerConfig
     policy: NeuronPolicy
     sizes: tuple[tuple[int, int, int], ...]
     num_requests: int
-    depth: int
     aborts: bool = True
 
     def start(self) -> "Situation":
         """Nothing has arrived yet."""
-        kind = NeuronScheduler if self.depth == 1 else NeuronAsyncScheduler
-        return Situation(kind(self.config, self.policy))
+        return Situation(Audit(self.subject, self.config, asdict(self.policy), patience=1))
 
 
 @dataclass
 class Situation:
-    """A scheduler, the steps in flight with what each request samples, and how many arrived."""
+    """A scheduler with its judge, and what arrived: how many requests, of which sizes."""
 
-    scheduler: NeuronScheduler
-    in_flight: list[tuple[SchedulerOutput, dict[str, bool]]] = field(default_factory=list)
+    audit: Audit
     arrived: int = 0
+    num_steps: int = 0
     size_of: dict[str, int] = field(default_factory=dict)
-
-
-class ViolationError(AssertionError):
-    """A rule is broken; the message says which."""
 
 
 @dataclass
@@ -83,87 +78,63 @@ class Exploration:
 
 def actions(world: World, now: Situation) -> Iterator[Action]:
     """All that may happen next."""
-    scheduler = now.scheduler
+    pending, live = now.audit.pending, now.audit.ledger.live
     if now.arrived < world.num_requests:
         yield from (("add", f"r{now.arrived}", index) for index in range(len(world.sizes)))
     if world.aborts:
-        yield from (("abort", name) for name in scheduler.requests)
-    if len(now.in_flight) < world.depth and scheduler.has_requests():
+        yield from (("abort", name) for name in live)
+    if len(pending) < world.subject.depth and not now.audit.is_idle():
         yield ("schedule",)
-    if now.in_flight:
-        samplers = [
-            name
-            for name, samples in now.in_flight[0][1].items()
-            if samples and name in scheduler.requests
-        ]
+    if pending:
+        entries = pending[min(pending)]
+        samplers = [name for name, is_chunk, _ in entries if not is_chunk and name in live]
         for ends in product((False, True), repeat=len(samplers)):
             yield ("deliver", tuple(name for name, end in zip(samplers, ends, strict=True) if end))
 
 
 def perform(world: World, now: Situation, action: Action) -> bool:
-    """Change `now`; False if nothing came of it. ViolationError if a rule is broken."""
+    """Change `now`; False if nothing came of it. InvariantError if a rule is broken."""
+    audit = now.audit
     match action:
         case ("add", name, index):
             return _add(world, now, name, index)
         case ("abort", name):
-            now.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-            return True
+            audit.perform(["abort", [name]])
         case ("schedule",):
-            return _schedule(world, now)
+            audit.schedule(now.num_steps)
+            if not audit.pending[now.num_steps]:
+                audit.update(now.num_steps, {})  # an empty step computes nothing
+            now.num_steps += 1
         case ("deliver", ends):
-            _deliver(now, ends)
-            return True
-    raise ValueError(f"action={action}: no such action")
+            step = min(audit.pending)
+            audit.update(
+                step,
+                {
+                    name: [] if is_chunk else [END if name in ends else TOKEN]
+                    for name, is_chunk, _ in audit.pending[step]
+                },
+            )
+    return True
 
 
 def _add(world: World, now: Situation, name: str, index: int) -> bool:
     prompt, max_tokens, text = world.sizes[index]
     tokens = [text * 10 + TOKEN] * prompt
-    request = Request(name, tokens, max_tokens, eos_token_id=END)
+    request = Request(name, tokens, max_tokens)
     try:
         # A request that cannot be served even alone is no fault of the rules: it does not arrive.
-        check_schedulable(request, world.config, asynchronous=world.depth > 1)
+        check_schedulable(request, world.config, asynchronous=world.subject.depth > 1)
     except RequestError:
         return False
-    now.scheduler.add_request(request)
+    now.audit.perform(["add", {"id": name, "prompt": tokens, "max_tokens": max_tokens}])
     now.arrived += 1
     now.size_of[name] = index
     return True
 
 
-def _schedule(world: World, now: Situation) -> bool:
-    scheduler = now.scheduler
-    before = Before.of(scheduler)
-    try:
-        output = scheduler.schedule()
-    except RuntimeError as error:
-        raise ViolationError(f"schedule raises {error}") from error
-    for broken in broken_step_rules(before, output, world.config):
-        raise ViolationError(broken)
-    if not output.num_scheduled_tokens:
-        if before.unfinished and not now.in_flight:
-            raise ViolationError(
-                f"a deadlock: nothing is in flight and nothing is scheduled, waiting "
-                f"{before.waiting}, running {[r.request_id for r in scheduler.running]}"
-            )
-        return True
-    samples = {
-        name: not scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens
-    }
-    now.in_flight.append((output, samples))
-    return True
-
-
-def _deliver(now: Situation, ends: tuple[str, ...]) -> None:
-    output, samples = now.in_flight.pop(0)
-    names = list(output.num_scheduled_tokens)
-    tokens = [[END if name in ends else TOKEN] if samples[name] else [] for name in names]
-    now.scheduler.update_from_output(output, ModelRunnerOutput(names, tokens))
-
-
 def key_of(world: World, now: Situation) -> tuple[Any, ...]:
     """Equal keys mean equal futures."""
-    scheduler = now.scheduler
+    scheduler = now.audit.scheduler
     requests = scheduler.requests
     index = {name: place for place, name in enumerate(requests)}
     return (
@@ -186,12 +157,45 @@ def key_of(world: World, now: Situation) -> tuple[Any, ...]:
         tuple(index[r.request_id] for r in scheduler.running),
         bool(scheduler.finished_req_ids),
         tuple(
-            tuple((index[name], flag) for name, flag in samples.items() if name in index)
-            for _, samples in now.in_flight
+            tuple((index[name], is_chunk) for name, is_chunk, _ in entries if name in index)
+            for entries in now.audit.pending.values()
         ),
         scheduler.rules.turns.key(),
+        now.audit.ledger.neuron and now.audit.ledger.neuron.key(),
         _blocks_key(world, scheduler),
+        _own_key(world.subject.cls, scheduler, index),
     )
+
+
+_BASE_FIELDS: dict[type, frozenset[str]] = {}
+
+
+def _own_key(cls: type, scheduler: NeuronScheduler, index: dict[str, int]) -> Any:
+    """What a class keeps beside the attributes of ours, with requests by their place."""
+    if cls in (NeuronScheduler, NeuronAsyncScheduler):
+        return ()
+    if cls not in _BASE_FIELDS:
+        known = [vars(base(scheduler.config)) for base in (NeuronScheduler, NeuronAsyncScheduler)]
+        _BASE_FIELDS[cls] = frozenset().union(*known)
+    return _canonical(
+        {k: v for k, v in vars(scheduler).items() if k not in _BASE_FIELDS[cls]}, index
+    )
+
+
+def _canonical(value: Any, index: dict[str, int]) -> Any:
+    if isinstance(value, Request):
+        value = value.request_id
+    if isinstance(value, str):
+        return index.get(value, value)
+    if isinstance(value, dict):
+        return tuple((_canonical(k, index), _canonical(v, index)) for k, v in value.items())
+    if isinstance(value, list | tuple | deque):
+        return tuple(_canonical(item, index) for item in value)
+    if isinstance(value, set | frozenset):
+        return frozenset(_canonical(item, index) for item in value)
+    if hasattr(value, "__dict__"):
+        return type(value).__name__, _canonical(vars(value), index)
+    return value
 
 
 def _blocks_key(world: World, scheduler: NeuronScheduler) -> tuple[Any, ...]:
@@ -226,10 +230,10 @@ def rank_of(now: Situation) -> int:
     Counts computed and known tokens of live requests, more for those that are gone, and less for
     each output that is still in flight.
     """
-    live = now.scheduler.requests.values()
-    tokens = sum(r.num_computed_tokens + r.num_tokens for r in live)
+    live = now.audit.ledger.live.values()
+    tokens = sum(record.computed + len(record.tokens) for record in live)
     gone = 1_000 * (now.arrived - len(live))
-    return 2 * (tokens + gone) - len(now.in_flight)
+    return 2 * (tokens + gone) - len(now.audit.pending)
 
 
 def explore(world: World, max_states: int | None = None) -> Exploration:
@@ -242,7 +246,7 @@ def explore(world: World, max_states: int | None = None) -> Exploration:
         key, now = todo.popleft()
         result.num_states += 1
         possible = list(actions(world, now))
-        rank = rank_of(now), len(now.in_flight)
+        rank = rank_of(now), len(now.audit.pending)
         for action in possible:
             # Nobody needs the situation itself after its last action.
             after: Situation = now if action is possible[-1] else CLONER.copy(now)
@@ -253,11 +257,12 @@ def explore(world: World, max_states: int | None = None) -> Exploration:
                 _check_progress(rank, after, action)
                 reached = key_of(world, after)
                 if reached not in origin:
-                    _check_blocks(world, after)
+                    after.audit.scheduler.check_integrity()
                     origin[reached] = (key, action)
                     todo.append((reached, after))
-            except ViolationError as error:
-                result.violation = str(error)
+            except (InvariantError, IntegrityError, RuntimeError) as error:
+                name = "" if isinstance(error, InvariantError) else f"{type(error).__name__}: "
+                result.violation = f"{name}{error}"
                 result.path = [*_path_to(origin, key), action]
                 return result
         if max_states is not None and result.num_states >= max_states:
@@ -267,18 +272,9 @@ def explore(world: World, max_states: int | None = None) -> Exploration:
 
 def _check_progress(before: tuple[int, int], after: Situation, action: Action) -> None:
     rank, num_in_flight = before
-    is_step = action[0] == "deliver" or len(after.in_flight) > num_in_flight
+    is_step = action[0] == "deliver" or len(after.audit.pending) > num_in_flight
     if is_step and rank_of(after) <= rank:
-        raise ViolationError("a livelock: a step of the engine makes no progress")
-
-
-def _check_blocks(world: World, now: Situation) -> None:
-    for broken in broken_block_rules(now.scheduler, world.config):
-        raise ViolationError(broken)
-    try:
-        now.scheduler.check_integrity()
-    except IntegrityError as error:
-        raise ViolationError(str(error)) from error
+        raise InvariantError("a livelock: a step of the engine makes no progress")
 
 
 def _path_to(origin: dict[Any, tuple[Any, Action] | None], key: Any) -> list[Action]:

@@ -1,1 +1,0 @@
-"""Every reachable state of small Neuron schedulers."""

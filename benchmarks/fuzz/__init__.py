@@ -1,1 +1,0 @@
-"""Random work on a scheduler and on the NumPy model, compared."""
