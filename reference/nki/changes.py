@@ -146,9 +146,14 @@ def short(name: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """The known name that a word is probably a misspelling of, "" if none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
-    return close[0] if close else ""
+    """The known name that a word is probably a misspelling of, "" if none is near.
+
+    Of equally near ones the first: op is more likely op0 than op1.
+    """
+    names = list(known)
+    near = [(difflib.SequenceMatcher(None, name, word).ratio(), name) for name in names]
+    ratio, name = max(near, key=lambda pair: pair[0], default=(0.0, ""))
+    return name if ratio >= 0.75 else ""
 
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError:

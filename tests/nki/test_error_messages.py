@@ -102,3 +102,12 @@ def test_dma_takes_every_second_partition() -> None:
 
     _run(body)
     np.testing.assert_array_equal(found[0], X[::2])
+
+
+def test_of_equally_near_keywords_the_first_is_meant() -> None:
+    def body(x: Any) -> None:
+        tile = nl.load(x)
+        nisa.tensor_scalar(tile, tile, op=nl.add, operand0=1.0)  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'op': use op0= \(at "):
+        _run(body)
