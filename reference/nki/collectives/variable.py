@@ -6,6 +6,7 @@ received counts (written unless `recv_counts_known`), all in elements.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,41 +47,58 @@ class _Call:
         return self.member.instruction
 
 
-def all_gather_v(
-    srcs: list[NkiTensor],
-    dsts: list[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Every rank gets the chunk that each rank names in column 0, in equal slots of dst."""
-    member = join("ncc.all_gather_v", replica_group)
-    return _move(
-        _gather(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
-    )
+def _collective(name: str, *, same_for_all: bool, prepares: bool, doc: str) -> Collective:
+    """A function of the API: all four take the same arguments."""
+
+    def collective(
+        srcs: list[NkiTensor],
+        dsts: list[NkiTensor],
+        replica_group: ReplicaGroup,
+        metadata_tensor: NkiTensor,
+        recv_counts_known: bool = False,
+        has_rdispls: bool = False,
+        priority: int | None = None,
+        name: str | None = None,
+    ) -> NkiInstruction:
+        member = join(f"ncc.{collective.__name__}", replica_group)
+        call = _Call(member, srcs, dsts, metadata_tensor, recv_counts_known, same_for_all)
+        _check(call, has_rdispls, priority)
+        return _prepare(call) if prepares else _move(call)
+
+    collective.__name__ = collective.__qualname__ = name
+    collective.__doc__ = doc
+    return collective
 
 
-def all_gather_v_prepare(
-    srcs: list[NkiTensor],
-    dsts: list[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Read the metadata of an all_gather_v; `all_gather_v_trigger` moves the data.
+Collective = Callable[..., NkiInstruction]
+_PREPARES = (
+    "Read the metadata of an {}; `{}_trigger` moves the data. One can be prepared at a time."
+)
 
-    One collective can be prepared at a time.
-    """
-    member = join("ncc.all_gather_v_prepare", replica_group)
-    return _prepare(
-        _gather(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
-    )
+all_gather_v = _collective(
+    "all_gather_v",
+    same_for_all=True,
+    prepares=False,
+    doc="Every rank gets the chunk that each rank names in column 0, in equal slots of dst.",
+)
+all_gather_v_prepare = _collective(
+    "all_gather_v_prepare",
+    same_for_all=True,
+    prepares=True,
+    doc=_PREPARES.format("all_gather_v", "all_gather_v"),
+)
+all_to_all_v = _collective(
+    "all_to_all_v",
+    same_for_all=False,
+    prepares=False,
+    doc="Every rank sends to each rank the chunk that the metadata names, into equal slots of dst.",
+)
+all_to_all_v_prepare = _collective(
+    "all_to_all_v_prepare",
+    same_for_all=False,
+    prepares=True,
+    doc=_PREPARES.format("all_to_all_v", "all_to_all_v"),
+)
 
 
 def all_gather_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
@@ -88,90 +106,27 @@ def all_gather_v_trigger(prepare_instr: NkiInstruction, name: str | None = None)
     return _trigger("ncc.all_gather_v_trigger", prepare_instr, same_for_all=True)
 
 
-def all_to_all_v(
-    srcs: list[NkiTensor],
-    dsts: list[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Every rank sends to each rank the chunk that the metadata names, into equal slots of dst."""
-    member = join("ncc.all_to_all_v", replica_group)
-    return _move(
-        _exchange(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
-    )
-
-
-def all_to_all_v_prepare(
-    srcs: list[NkiTensor],
-    dsts: list[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Read the metadata of an all_to_all_v; `all_to_all_v_trigger` moves the data.
-
-    One collective can be prepared at a time.
-    """
-    member = join("ncc.all_to_all_v_prepare", replica_group)
-    return _prepare(
-        _exchange(member, srcs, dsts, metadata_tensor, recv_counts_known, has_rdispls, priority)
-    )
-
-
 def all_to_all_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
     """Move the data of the all_to_all_v that was prepared."""
     return _trigger("ncc.all_to_all_v_trigger", prepare_instr, same_for_all=False)
 
 
-def _gather(
-    member: Member,
-    srcs: Any,
-    dsts: Any,
-    metadata: Any,
-    recv_counts_known: bool,
-    has_rdispls: bool,
-    priority: Any,
-) -> _Call:
-    if member.size != _GATHER_RANKS:
+def _check(call: _Call, has_rdispls: bool, priority: Any) -> None:
+    member = call.member
+    if call.same_for_all and member.size != _GATHER_RANKS:
         raise NkiValidationError(
-            f"{member.instruction}: {member.size} ranks in the group; allowed: {_GATHER_RANKS}"
+            f"{call}: {member.size} ranks in the group; allowed: {_GATHER_RANKS}"
         )
-    if current().num_cores != 2:
-        raise NkiValidationError(f"{member.instruction}: needs LNC=2; launch kernel[2](...)")
-    if has_rdispls:
-        raise NkiValidationError(f"{member.instruction}: has_rdispls=True is not supported")
-    return _checked(_Call(member, srcs, dsts, metadata, recv_counts_known, True), priority)
-
-
-def _exchange(
-    member: Member,
-    srcs: Any,
-    dsts: Any,
-    metadata: Any,
-    recv_counts_known: bool,
-    has_rdispls: bool,
-    priority: Any,
-) -> _Call:
+    if call.same_for_all and current().num_cores != 2:
+        raise NkiValidationError(f"{call}: needs LNC=2; launch kernel[2](...)")
     if has_rdispls:
         raise NkiValidationError(
-            f"{member.instruction}: has_rdispls=True goes with groups of several nodes, which do "
-            "not exist here"
+            f"{call}: has_rdispls=True is not supported: it goes with groups of several nodes, "
+            "which do not exist here"
         )
-    return _checked(_Call(member, srcs, dsts, metadata, recv_counts_known, False), priority)
-
-
-def _checked(call: _Call, priority: Any) -> _Call:
     check_no_priority(str(call), priority)
     check_tensors(str(call), call.srcs, call.dsts, coalesced=False)
-    _check_metadata(call.member, call.metadata)
-    return call
+    _check_metadata(member, call.metadata)
 
 
 def _prepare(call: _Call) -> NkiInstruction:
