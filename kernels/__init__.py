@@ -13,7 +13,8 @@ Arguments that all attention functions share: `scale` of the scores, 1e-12 to 1e
 1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
 [H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
 with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
-`softmax`:
+`return_lse`, the result is followed by the natural logarithm of each row's softmax sum, fp32, -inf
+where a row is not real or sees no key: `merge_attention` puts parts together with it; `softmax`:
 
     exact     the maximum of every row, online
     bounded   one shift for many rows, verified; FloatingPointError where the check fails. Prefill
@@ -24,6 +25,7 @@ with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_si
 
 from .launch import Launch, run
 from .launch_decode import DecodePlan, paged_decode, prepare_paged_decode
+from .launch_merge import merge_attention, prepare_merge_attention
 from .launch_prefill import (
     padded_prefill,
     prepare_padded_prefill,
@@ -33,7 +35,8 @@ from .launch_prefill import (
 from .launch_write import prepare_write_kv_cache, write_kv_cache
 
 __all__ = [
-    "DecodePlan", "Launch", "padded_prefill", "paged_decode", "prepare_padded_prefill",
-    "prepare_paged_decode", "prepare_segmented_attention", "prepare_write_kv_cache", "run",
-    "segmented_attention", "write_kv_cache",
+    "DecodePlan", "Launch", "merge_attention", "padded_prefill", "paged_decode",
+    "prepare_merge_attention", "prepare_padded_prefill", "prepare_paged_decode",
+    "prepare_segmented_attention", "prepare_write_kv_cache", "run", "segmented_attention",
+    "write_kv_cache",
 ]  # fmt: skip

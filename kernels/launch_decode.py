@@ -121,13 +121,15 @@ def paged_decode(
     softmax: str = "auto",
     lnc: int = 1,
     plan: DecodePlan | None = None,
+    return_lse: bool = False,
 ) -> Any:
     """Attention of the last tokens of B requests over their cached tokens, their own included.
 
     q [B, H, T, d], T >= 1, at most 128 rows of H / KV * T; caches [num_blocks, KV, block_size, d];
     block_tables [B, max_blocks] and context_lens [B] int32; query_lens [B] int32 within 0..T, None
     is T. Query t of request b is real when t < query_lens[b], at position
-    context_lens[b] - query_lens[b] + t; other rows are zero. Returns out [B, H, T, d].
+    context_lens[b] - query_lens[b] + t; other rows are zero. Returns out [B, H, T, d], with
+    return_lse (out, lse [B, H, T]).
 
     A `plan` of the step stands for block_tables, context_lens, query_lens, sliding_window,
     k_pre_transposed and lnc, which are not given then.
@@ -137,6 +139,7 @@ def paged_decode(
             q, k_cache, v_cache, block_tables, context_lens, plan=plan, query_lens=query_lens,
             scale=scale, sliding_window=sliding_window, sinks=sinks, k_scale=k_scale,
             v_scale=v_scale, k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
+            return_lse=return_lse,
         )
     )  # fmt: skip
 
@@ -158,6 +161,7 @@ def prepare_paged_decode(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
+    return_lse: bool = False,
 ) -> Launch[Any]:
     """The checked and planned launch of `paged_decode`."""
     check_choice("softmax", softmax, ("auto", "exact"))
@@ -187,23 +191,32 @@ def prepare_paged_decode(
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
     )
 
-    def launch(plan: DecodePlan, finish: Callable[[Array], Any]) -> Launch[Any]:
+    def launch(plan: DecodePlan, finish: Callable[[Any], Any]) -> Launch[Any]:
         shape = plan.shape
         arrays = (
             q_, device_fp8(k_rows), device_fp8(v_rows), *plan.lists.arrays(), shape.tokens,
             shape.edge_tokens, shape.tiles, shape.part_segments, *factors, plan.k_pre_transposed,
+            return_lse,
         )  # fmt: skip
         return Launch(paged_decode_kernel, plan.step.num_cores, arrays, finish)
 
-    def finish(out: Array) -> Any:
+    def finish(result: Array | tuple[Array, Array]) -> Any:
         # Requests that share a work tile share NaN and infinity; alone, a request has its own.
+        every = _results(result)
         for request in (
-            np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3))) if len(out) > 1 else ()
+            np.flatnonzero(~np.isfinite(every[0]).all(axis=(1, 2, 3))) if len(every[0]) > 1 else ()
         ):
-            out[request] = execute(launch(plan.only(request), kind.give))[request]
-        return kind.give(out)
+            alone = _results(execute(launch(plan.only(request), finish)))
+            for all_of_it, own in zip(every, alone, strict=True):
+                all_of_it[request] = own[request]
+        return tuple(map(kind.give, every)) if return_lse else kind.give(every[0])
 
     return launch(plan, finish)
+
+
+def _results(result: Array | tuple[Array, Array]) -> tuple[Array, ...]:
+    """The kernel's output, and lse if it was asked for."""
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _check_layer(q: Array, k_cache: Array, v_cache: Array, k_pre_transposed: bool) -> int:

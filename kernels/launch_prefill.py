@@ -74,17 +74,19 @@ def padded_prefill(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
-) -> tuple[Any, Any, Any]:
+    return_lse: bool = False,
+) -> tuple[Any, ...]:
     """Causal attention of a chunk without prior, and its cache write.
 
     q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; slot_mapping [S] int32;
-    0 <= num_tokens <= S. Returns (out [H, S, d], k_cache, v_cache).
+    0 <= num_tokens <= S. Returns (out [H, S, d], k_cache, v_cache), and lse [H, S] with return_lse.
     """
     return run(
         prepare_padded_prefill(
             q, k, v, k_cache, v_cache, slot_mapping, num_tokens, scale=scale,
             sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
             k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
+            return_lse=return_lse,
         )
     )  # fmt: skip
 
@@ -106,7 +108,8 @@ def prepare_padded_prefill(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
-) -> Launch[tuple[Any, Any, Any]]:
+    return_lse: bool = False,
+) -> Launch[tuple[Any, ...]]:
     """The launch of `padded_prefill` with these arguments.
 
     Its kernel writes the caches. With softmax="auto" its `finish` launches the exact softmax where
@@ -137,28 +140,30 @@ def prepare_padded_prefill(
     )
     before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
 
-    def finish(results: tuple[Array, Array, Array, Array]) -> tuple[Any, Any, Any]:
-        out, _, _, flags = results
+    def finish(results: tuple[Array, ...]) -> tuple[Any, ...]:
+        out, _, _, flags, *lse = results
         if flags.any() and mode == "auto":
-            out, _ = execute(_exact_chunk(chunk, cores))
+            out, _, *lse = execute(_exact_chunk(chunk, cores, return_lse))
         elif flags.any():
             k_rows[...], v_rows[...] = before
             raise _check_failed(flags)
-        return kind.give(out), kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+        caches = kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
+        return (kind.give(out), *caches, *map(kind.give, lse))
 
     writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], k_pre_transposed)
     arrays = (
         q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), *writes, _number(count), chunk.scale,
-        window, chunk.sinks, *scales, chunk.first_softmax, *key_writes,
+        window, chunk.sinks, *scales, chunk.first_softmax, return_lse,
+        *key_writes,
     )  # fmt: skip
     return Launch(padded_prefill_kernel, cores, arrays, finish)
 
 
-def _exact_chunk(chunk: _Chunk, cores: int) -> Launch[Any]:
+def _exact_chunk(chunk: _Chunk, cores: int, with_lse: bool) -> Launch[Any]:
     """The attention of a chunk over itself, with the exact softmax."""
     arrays = (
         chunk.q, chunk.k, chunk.v, _number(chunk.count), chunk.scale, chunk.window, chunk.sinks,
-        "exact",
+        "exact", with_lse,
     )  # fmt: skip
     return Launch(chunk_attention_kernel, cores, arrays, lambda results: results)
 
@@ -182,13 +187,14 @@ def segmented_attention(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
+    return_lse: bool = False,
 ) -> Any:
     """Causal attention of a chunk over `prior_tokens` cached tokens and itself.
 
     q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; block_table [max_blocks]
     int32, of which the first ceil(prior_tokens / block_size) entries are looked at. The prior is
     read in segments of kv_segment_size tokens, a multiple of 128 and of block_size; more than 2048
-    are read in pieces of 2048. Returns out [H, S, d].
+    are read in pieces of 2048. Returns out [H, S, d], with return_lse (out, lse [H, S]).
     """
     return run(
         prepare_segmented_attention(
@@ -196,6 +202,7 @@ def segmented_attention(
             kv_segment_size=kv_segment_size, scale=scale, sliding_window=sliding_window,
             sinks=sinks, k_scale=k_scale, v_scale=v_scale, k_pre_transposed=k_pre_transposed,
             softmax=softmax, lnc=lnc,
+            return_lse=return_lse,
         )
     )  # fmt: skip
 
@@ -219,6 +226,7 @@ def prepare_segmented_attention(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
+    return_lse: bool = False,
 ) -> Launch[Any]:
     """The launch of `segmented_attention` with these arguments.
 
@@ -264,18 +272,20 @@ def prepare_segmented_attention(
         q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), tables, _number(prior), _number(count),
         segment, chunk.scale, window, chunk.sinks, k_factors, v_factors,
     )  # fmt: skip
-    layout = (k_pre_transposed, slots, *columns)
-    exact = Launch(
-        segmented_attention_kernel, cores, (*kept, "exact", *layout),
-        lambda results: kind.give(results[0]),
-    )  # fmt: skip
+    layout = (return_lse, k_pre_transposed, slots, *columns)
+
+    def give(results: tuple[Array, ...]) -> Any:
+        out, _, *lse = results
+        return (kind.give(out), kind.give(lse[0])) if lse else kind.give(out)
+
+    exact = Launch(segmented_attention_kernel, cores, (*kept, "exact", *layout), give)
     if chunk.softmax == "exact":
         return exact
 
-    def finish(results: tuple[Array, Array]) -> Any:
-        out, flags = results
+    def finish(results: tuple[Array, ...]) -> Any:
+        flags = results[1]
         if not flags.any():
-            return kind.give(out)
+            return give(results)
         if chunk.softmax == "bounded":
             raise _check_failed(flags)
         return run(exact)

@@ -18,6 +18,10 @@ past the real ones. Only rows that are named here are ever read, so whatever lie
 unused cache rows has no influence. Any S, d and block size is taken. Attention is returned in
 float64, that is before the kernels' one cast to the dtype of q. `kv_segment_size`, `softmax` and
 `lnc` say how a kernel works, not what it computes: they are accepted and change nothing.
+
+With return_lse the result has lse [H, S] ([B, H, T]) as its last part: the natural logarithm of
+each row's softmax sum, the sink included, -inf where the row is not real or sees no key. Parts of
+the keys that were attended apart are put together by `merge_attention`.
 """
 
 from typing import Any
@@ -60,22 +64,23 @@ def padded_prefill(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
-) -> tuple[Float64, Array, Array]:
+    return_lse: bool = False,
+) -> Any:
     """Attention of a chunk without prior, whose K and V are stored through `slot_mapping`.
 
     Returns (out [H, S, d], k_cache, v_cache); the caches are updated in place.
     """
     nothing = np.empty((0, k_cache.shape[1], 1, k.shape[2]))
     no_blocks = np.empty(0, np.int32)
-    out = segmented_attention(
+    out, lse = segmented_attention(
         q, k, v, nothing, nothing, no_blocks, 0, num_tokens,
-        scale=scale, sliding_window=sliding_window, sinks=sinks,
+        scale=scale, sliding_window=sliding_window, sinks=sinks, return_lse=True,
     )  # fmt: skip
     write_kv_cache(
         k, v, k_cache, v_cache, slot_mapping,
         k_scale=k_scale, v_scale=v_scale, k_pre_transposed=k_pre_transposed,
     )  # fmt: skip
-    return out, k_cache, v_cache
+    return (out, k_cache, v_cache, lse) if return_lse else (out, k_cache, v_cache)
 
 
 def segmented_attention(
@@ -97,12 +102,13 @@ def segmented_attention(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
-) -> Float64:
+    return_lse: bool = False,
+) -> Any:
     """Attention of a chunk over `prior_tokens` cached tokens and itself. Returns out [H, S, d]."""
     num_q_heads, _, head_dim = q.shape
     k_cache = _by_row(k_cache, k_pre_transposed)
     group = queries_per_kv_head(num_q_heads, k.shape[0])
-    out = np.zeros(q.shape)
+    out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
     for head in range(num_q_heads):
         kv_head = head // group
         prior_positions, prior_k, prior_v = _cached_rows(
@@ -114,10 +120,10 @@ def segmented_attention(
         values = np.concatenate([prior_v, v[kv_head, :num_tokens].astype(np.float64)])
         for row in range(num_tokens):
             seen = _seen(positions, prior_tokens + row, sliding_window)
-            out[head, row] = _attend(
+            out[head, row], lse[head, row] = _attend(
                 q[head, row], keys[seen], values[seen], _scale(scale, head_dim), _sink(sinks, head)
             )
-    return out
+    return (out, lse) if return_lse else out
 
 
 def paged_decode(
@@ -136,7 +142,8 @@ def paged_decode(
     k_pre_transposed: bool = False,
     softmax: str = "auto",
     lnc: int = 1,
-) -> Float64:
+    return_lse: bool = False,
+) -> Any:
     """Attention of the last tokens of B requests over their cached tokens, their own included.
 
     context_lens [B] counts the cached tokens of each request. query_lens [B], 0..T (None: T for
@@ -146,7 +153,7 @@ def paged_decode(
     num_requests, num_q_heads, num_queries, head_dim = q.shape
     k_cache = _by_row(k_cache, k_pre_transposed)
     group = queries_per_kv_head(num_q_heads, k_cache.shape[1])
-    out = np.zeros(q.shape)
+    out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
     for request in range(num_requests):
         context = int(context_lens[request])
         real = num_queries if query_lens is None else int(query_lens[request])
@@ -156,11 +163,31 @@ def paged_decode(
             )
             for t in range(real):
                 seen = _seen(positions, context - real + t, sliding_window)
-                out[request, head, t] = _attend(
+                out[request, head, t], lse[request, head, t] = _attend(
                     q[request, head, t], keys[seen], values[seen],
                     _scale(scale, head_dim), _sink(sinks, head),
                 )  # fmt: skip
-    return out
+    return (out, lse) if return_lse else out
+
+
+def merge_attention(
+    outs: Array, lses: Array, *, sinks: Array | None = None
+) -> tuple[Float64, Float64]:
+    """Attention over the union of N disjoint sets of keys from that over each.
+
+    outs [N, ..., H, S, d], lses [N, ..., H, S], sinks [H]: they join the sum once, so the parts are
+    attended without them. Returns (out [..., H, S, d], lse [..., H, S]), zero and -inf for a row
+    that sees nothing in any part.
+    """
+    parts, own = lses.astype(np.float64), outs.astype(np.float64)
+    largest = parts.max(axis=0)
+    seen = ~np.isneginf(largest)
+    sink = np.full(largest.shape[-2], -np.inf) if sinks is None else sinks.astype(np.float64)
+    shift = np.where(seen, np.maximum(largest, sink[:, None]), 0.0)
+    weights = np.exp(parts - shift)
+    total = np.where(seen, weights.sum(axis=0) + np.exp(sink[:, None] - shift), 1.0)
+    out = (weights[..., None] * own).sum(axis=0) / total[..., None]
+    return out, np.where(seen, shift + np.log(total), -np.inf)
 
 
 def write_kv_cache(
@@ -231,14 +258,17 @@ def _seen(positions: npt.NDArray[np.int64], position: int, window: int | None) -
     return (positions >= first) & (positions <= position)
 
 
-def _attend(query: Array, keys: Float64, values: Float64, scale: float, sink: float) -> Float64:
-    """softmax(scale * keys . query) . values for one row, with `sink` in the sum."""
+def _attend(
+    query: Array, keys: Float64, values: Float64, scale: float, sink: float
+) -> tuple[Float64, float]:
+    """softmax(scale * keys . query) . values for one row, with `sink` in the sum, and its lse."""
     if not len(keys):
-        return np.zeros(values.shape[1])
+        return np.zeros(values.shape[1]), -np.inf
     scores = scale * (keys @ query.astype(np.float64))
     shift = max(scores.max(), sink)
     weights = np.exp(scores - shift)
-    return np.asarray(weights @ values / (weights.sum() + np.exp(sink - shift)))
+    total = weights.sum() + np.exp(sink - shift)
+    return np.asarray(weights @ values / total), float(shift + np.log(total))
 
 
 def _scale(scale: float | None, head_dim: int) -> float:

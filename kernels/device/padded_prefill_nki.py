@@ -46,7 +46,7 @@ from collections.abc import Iterator
 
 from ..backend import nki, nl
 from .cache_writer import Source
-from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments
+from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments, new_lse
 
 IDLE_ROWS = 64
 """A cache write waits one step for each so many rows of the chunk, whose loads come first."""
@@ -75,10 +75,11 @@ def padded_prefill_kernel(
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
     softmax: str,  # "exact" or "bounded"
+    with_lse: bool = False,
     key_writes: nl.NkiTensor | None = None,  # of the keys, when the K cache is pre-transposed,
     key_run: int = 0,  # [num_blocks, KV, d, block_size]
-) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """Attention [H, S, d] of the chunk over itself, the two caches, and the flags [cores, H]."""
+) -> tuple[nl.NkiTensor, ...]:
+    """Attention [H, S, d] of the chunk over itself, caches, flags [cores, H], lse [H, S]."""
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     keys = Source(k, k_cache, k_scales, writes, run)
     if key_writes is not None:
@@ -88,14 +89,15 @@ def padded_prefill_kernel(
         sources = [sources[nl.program_id(0)]]
     steps = [stores(source) for source in sources]
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out), SoftmaxArguments(scale, window, softmax),
+        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, with_lse)),
+        SoftmaxArguments(scale, window, softmax),
         None,
     )  # fmt: skip
     prefill.run(steps)
     for each in steps:
         for _ in each:
             pass
-    return out, k_cache, v_cache, prefill.store_flags()
+    return (out, k_cache, v_cache, *prefill.results())
 
 
 @nki.jit
@@ -108,12 +110,14 @@ def chunk_attention_kernel(
     window: int | None,
     sinks: nl.NkiTensor | None,  # [1, H] fp32
     softmax: str,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """The attention of padded_prefill_kernel without its cache write, and the flags [cores, H]."""
+    with_lse: bool = False,
+) -> tuple[nl.NkiTensor, ...]:
+    """padded_prefill_kernel without its cache write and the caches."""
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out), SoftmaxArguments(scale, window, softmax),
+        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, with_lse)),
+        SoftmaxArguments(scale, window, softmax),
         None,
     )  # fmt: skip
     prefill.run([])
-    return out, prefill.store_flags()
+    return (out, *prefill.results())

@@ -38,6 +38,8 @@ that are not finite again, each alone. fp8 keys enter PE as they are; k_scale jo
 scale in fp32, v_scale the result. A sequence that two cores share is added up at the end.
 """
 
+import math
+
 from ..backend import nisa, nki, nl
 from ..sizes import PARTITIONS
 from .decode.batch import (
@@ -49,19 +51,25 @@ from .decode.batch import (
     new_state,
     numbers_of,
     read_lists,
-    store_outputs,
 )
 from .decode.keys import KeyColumns, KeyRows, KeySource
+from .decode.results import store_outputs
 from .decode.stages import Stages
 from .decode.work_tile import Batch
 
 
 def clear_empty(empty: nl.NkiTensor, core: int, args: DecodeArguments) -> None:
-    """Store zeros for the sequences that see nothing; empty [cores, 128 * n] int32 HBM."""
+    """Store zeros, and an lse of -inf, for the sequences that see nothing.
+
+    empty [cores, 128 * n] int32 HBM.
+    """
     room, width = empty.shape[1], args.rows * args.d
     sequences = args.out_rows.reshape((args.out_rows.shape[0] // args.rows, width))
     zeros = nl.ndarray((PARTITIONS, width), dtype=args.out.dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
+    nothing = nl.ndarray((PARTITIONS, args.rows), dtype=nl.float32, buffer=nl.sbuf)
+    if args.lse is not None:
+        nisa.memset(dst=nothing, value=-math.inf, engine=nisa.engine.gpsimd)
     for first in range(0, room, PARTITIONS):
         index = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(
@@ -74,6 +82,15 @@ def clear_empty(empty: nl.NkiTensor, core: int, args: DecodeArguments) -> None:
             src=zeros,
             oob_mode=nisa.oob_mode.skip,
         )
+        if args.lse is not None:
+            nisa.dma_copy(
+                dst=args.lse.reshape((sequences.shape[0], args.rows)).ap(
+                    [[args.rows, PARTITIONS], [1, args.rows]], offset=0, vector_offset=index,
+                    indirect_dim=0,
+                ),
+                src=nothing,
+                oob_mode=nisa.oob_mode.skip,
+            )  # fmt: skip
 
 
 def carry(last: State, carried: State) -> None:
@@ -158,8 +175,9 @@ def paged_decode_kernel(
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
     k_pre_transposed: bool = False,
-) -> nl.NkiTensor:
-    """Attention [B, H, T, d] of each request's last tokens over its context."""
+    with_lse: bool = False,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Attention [B, H, T, d] of each request's last tokens over its context, and lse [B, H, T]."""
     _, num_q_heads, num_queries, _ = q.shape
     num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
     assert block_size % tokens == 0, "a run must lie in one block"
@@ -171,9 +189,12 @@ def paged_decode_kernel(
     keys: KeySource = KeyRows(k_cache, q.dtype, edge_tokens)
     if k_pre_transposed:
         keys = KeyColumns(k_cache, q.dtype)
+    lse = None
+    if with_lse:
+        lse = nl.ndarray(q.shape[:3], dtype=nl.float32, buffer=nl.shared_hbm)
     args = DecodeArguments(
-        q, v_cache, out, keys, scale, sinks, k_scales, v_scales, rows, tokens, edge_tokens, tiles,
-        masks.shape[2] - 2 * tiles, part_segments,
+        q, v_cache, out, lse, keys, scale, sinks, k_scales, v_scales, rows, tokens, edge_tokens,
+        tiles, masks.shape[2] - 2 * tiles, part_segments,
     )  # fmt: skip
     num_parts = len(args.parts)
     number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -214,4 +235,4 @@ def paged_decode_kernel(
         nl.fori_loop(0, end, attend_batch)
     if num_cores == 2:
         share_sequence(args, constants, carried, core, shared)
-    return out
+    return out if lse is None else (out, lse)

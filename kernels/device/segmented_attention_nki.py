@@ -10,7 +10,7 @@ k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
 Supported range and errors. S and head_dim as in padded_prefill, H a multiple of KV, block_size a
 power of two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of
 block_size; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is
-padded with -1 to whole segments and three more. A window needs the slots of the tokens before the
+padded with -1 by sizes.TABLE_PADDING tokens. A window needs the slots of the tokens before the
 chunk (window_plan.py). Unused cache rows and padded rows may hold NaN or infinity.
 `segattn.kernels.segmented_attention` raises ValueError for anything else; the kernel only asserts
 shapes. A failed check of the bounded softmax shows in the flags.
@@ -19,10 +19,10 @@ Loop nest. Pass of the core (q_groups that share the loops: consecutive query he
 the first q_blocks over the chunk as in padded_prefill, then prior.py:
     device loop of long trips -> segment -> q_group -> q_block of 4 q_tiles -> kv_tile (bounded), or
         q_tile -> step of at most 16 kv_tiles (online); the next segment is made beside
-    device loop of trips of one short segment each: what is left
+    device loop of short trips: what is left
 With a window the kv_tiles before the chunk that the window of some row cuts come first, unrolled
 (window_segments.py); if it reaches further back than 32 tiles and the chunk, what lies between them
-and the chunk follows in short segments. A long chunk's last q_blocks are computed over the chunk
+and the chunk follows in the second loop. A long chunk's last q_blocks are computed over the chunk
 after the prior, beside the results of the others.
 
 Layouts. With r = kv_segment_size / 128, token p * r + j of a segment lies on partition p, so that a
@@ -34,8 +34,8 @@ k_pre_transposed, keys are staged in columns [features, segment] of token order
 
 On-chip memory per partition: that of padded_prefill, plus for segments of s tokens, element size b,
 f = ceil(d / 128): for each q_group staged rows 2 s / 128 d b, and two sets of key columns f s b and
-values s / 128 (d + 1) b. s = 1024, d = 128, bf16: 4 + 2 (2 + 2) = 12 KiB; for the short segments of
-512 half of that, and a copy of the key rows. The exact softmax has mask rows of 2 s bytes where
+values s / 128 (d + 1) b. s = 1024, d = 128, bf16: 4 + 2 (2 + 2) = 12 KiB, and a copy of the key
+rows. The exact softmax has mask rows of 2 s bytes where
 cached keys are scaled or in columns. With a window: two segments of up to 16 tiles.
 
 Numerics. As padded_prefill; the running maximum is exact, so a later segment rescales the earlier
@@ -44,7 +44,7 @@ ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale th
 
 from ..backend import nki, nl
 from ..sizes import PARTITIONS
-from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments
+from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments, new_lse
 from .prefill.paged_segments import PagedCache
 from .prefill.prior import Prior, PriorArguments
 from .prefill.window_segments import WindowTokens
@@ -57,7 +57,7 @@ def segmented_attention_kernel(
     v: nl.NkiTensor,  # [KV, S, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
-    block_table: nl.NkiTensor,  # [1, blocks of whole segments and of three more] int32
+    block_table: nl.NkiTensor,  # [1, blocks, TABLE_PADDING tokens of -1 at the end] int32
     prior_tokens: nl.NkiTensor,  # [1, 1] int32
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     kv_segment_size: int,
@@ -67,12 +67,13 @@ def segmented_attention_kernel(
     k_scales: nl.NkiTensor | None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None,  # [1, KV] fp32
     softmax: str,  # "exact" or "bounded"
+    with_lse: bool = False,
     k_pre_transposed: bool = False,  # the K cache is [num_blocks, KV, d, block_size]
     window_slots: nl.NkiTensor | None = None,  # [1, tokens] int32, with a window above 1
     window_blocks: nl.NkiTensor | None = None,  # [1, blocks] int32, with a window above 1 and
     window_seen: nl.NkiTensor | None = None,  # [1, tokens] uint8, k_pre_transposed
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Attention [H, S, d] of the chunk over its prior and itself, and the flags [cores, H]."""
+) -> tuple[nl.NkiTensor, ...]:
+    """Attention [H, S, d] of the chunk over prior and itself, flags [cores, H], lse [H, S]."""
     assert kv_segment_size % PARTITIONS == 0, "kv_segment_size must be a multiple of 128"
     assert kv_segment_size % v_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
@@ -82,8 +83,9 @@ def segmented_attention_kernel(
     cache = PagedCache(k_cache, v_cache, block_table, k_pre_transposed)
     given = PriorArguments(cache, prior_tokens, kv_segment_size, k_scales, v_scales, tokens)
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out), SoftmaxArguments(scale, window, softmax),
+        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, with_lse)),
+        SoftmaxArguments(scale, window, softmax),
         Prior(given, k, window),
     )  # fmt: skip
     prefill.run([])
-    return out, prefill.store_flags()
+    return (out, *prefill.results())

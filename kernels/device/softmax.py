@@ -12,6 +12,9 @@ from ..backend import nisa, nl
 SUM_FLOOR = 2.0**-60
 """Row sums are at least 1 unless the row saw nothing; this keeps 0 / 0 away."""
 
+LOG_RANGE = (2.0**-126, 2.0**126)
+"""What `logarithm` is accurate for: the normal fp32 numbers but for the largest ones."""
+
 
 @dataclass
 class ScoreScale:
@@ -28,3 +31,17 @@ def cached_scale(k_scale: nl.NkiTensor, scale: float) -> ScoreScale:
     nisa.tensor_scalar(dst=positive, data=k_scale, op0=nl.multiply, operand0=scale)
     nisa.tensor_scalar(dst=negative, data=k_scale, op0=nl.multiply, operand0=-scale)
     return ScoreScale(positive, negative)
+
+
+def logarithm(dst: nl.NkiTensor, positive: nl.NkiTensor) -> None:
+    """Dst = log of fp32 numbers within LOG_RANGE, others held to it.
+
+    ACT's log is defined within 2^-64 .. 2^64 only, so it is taken of the square root, by DVE.
+    """
+    nisa.tensor_scalar(
+        dst=dst, data=positive, op0=nl.maximum, operand0=LOG_RANGE[0], op1=nl.minimum,
+        operand1=LOG_RANGE[1],
+    )  # fmt: skip
+    nisa.tensor_scalar(dst=dst, data=dst, op0=nl.power, operand0=0.5)
+    nisa.activation(dst=dst, op=nl.log, data=dst)
+    nisa.tensor_scalar(dst=dst, data=dst, op0=nl.multiply, operand0=2.0)

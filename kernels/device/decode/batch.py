@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from ...backend import nisa, nl
 from ...sizes import FLOOR, PARTITIONS, PSUM_BANK_BYTES
 from ..loading import element_bytes
-from ..softmax import SUM_FLOOR
 from .keys import KeySource
-
-LARGEST_SINK = 1e37
-"""Sinks beyond this or its negative, -infinity too, are this: 0 * infinity is NaN in PE."""
 
 
 @dataclass
@@ -24,6 +20,7 @@ class DecodeArguments:
     q: nl.NkiTensor  # [B, H, T, d]
     v_cache: nl.NkiTensor  # [num_blocks, KV, block_size, d]
     out: nl.NkiTensor  # [B, H, T, d]
+    lse: nl.NkiTensor | None  # [B, H, T] fp32
     keys: KeySource
     scale: float
     sinks: nl.NkiTensor | None  # [1, H] fp32
@@ -227,59 +224,3 @@ def numbers_of(
         oob_mode=nisa.oob_mode.skip,
     )
     return column
-
-
-def store_outputs(
-    args: DecodeArguments,
-    constants: Constants,
-    bank: nl.NkiTensor,  # PSUM [128, 512] fp32
-    sums: list[nl.NkiTensor],  # row maxima [1, n], row sums [1, n], then outputs [<= 128, n]
-    rows: list[nl.NkiTensor],  # [n, 1]: row of out, query head, KV head
-    real: nl.NkiTensor,  # n x d uint8: whether the row is a real query, looked at with several
-) -> None:
-    """Normalise n <= 128 columns and scatter them as rows of the result."""
-    count, d = rows[0].shape[0], args.d
-    place = 0
-    for each in [*sums[2:], *sums[:2]]:
-        height = each.shape[0]
-        nisa.nc_transpose(
-            dst=bank[0:count, place : place + height], data=each, engine=nisa.engine.tensor
-        )
-        place += height
-    both = nl.ndarray((count, 2), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=both, src=bank[0:count, d : d + 2])
-    row_max, total = both[:, 0:1], both[:, 1:2]
-    if args.sinks is not None:
-        sink = numbers_of(args.sinks, rows[1])
-        nisa.tensor_scalar(
-            dst=sink, data=sink, op0=nl.maximum, operand0=-LARGEST_SINK, op1=nl.minimum,
-            operand1=LARGEST_SINK,
-        )  # fmt: skip
-        scaled = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=scaled, data=row_max, op0=nl.multiply, operand0=args.scale)
-        if args.k_scales is not None:
-            k_scale = numbers_of(args.k_scales, rows[2])
-            nisa.tensor_tensor(dst=scaled, data1=scaled, data2=k_scale, op=nl.multiply)
-        # Where this overflows, the sink is all there is: the row is zero then.
-        nisa.tensor_tensor(dst=sink, data1=sink, data2=scaled, op=nl.subtract)
-        nisa.activation(dst=sink, op=nl.exp, data=sink)
-        nisa.tensor_tensor(dst=total, data1=total, data2=sink, op=nl.add)
-    inverse = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SUM_FLOOR)
-    nisa.reciprocal(dst=inverse, data=inverse)
-    if args.v_scales is not None:
-        v_scale = numbers_of(args.v_scales, rows[2])
-        nisa.tensor_tensor(dst=inverse, data1=inverse, data2=v_scale, op=nl.multiply)
-    result = nl.ndarray((count, d), dtype=args.out.dtype, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=result, data=bank[0:count, 0:d], op0=nl.multiply, operand0=inverse)
-    if args.q.shape[2] > 1:
-        kept = nl.ndarray((count, d), dtype=args.out.dtype, buffer=nl.sbuf)
-        nisa.select_reduce(
-            dst=kept, predicate=real, on_true=result, on_false=0.0
-        )  # fmt: skip
-        result = kept
-    nisa.dma_copy(
-        dst=args.out_rows.ap([[d, count], [1, d]], offset=0, vector_offset=rows[0], indirect_dim=0),
-        src=result,
-        oob_mode=nisa.oob_mode.skip,
-    )

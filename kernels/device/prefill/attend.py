@@ -4,6 +4,7 @@ A pass is some q_groups (tile_schedule.py): the first q_blocks of each over the 
 over the prior, the last q_blocks over the chunk beside the results of the others.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ class ChunkArguments:
     """[1, H] fp32."""
     out: nl.NkiTensor
     """[H, S, d], result."""
+    lse: nl.NkiTensor | None
+    """[H, S] fp32, result: logarithm of each row's sum; None: not asked for."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,21 @@ class Prefill:
                             src=zeros[:, 0 : length * d],
                         )
                         yield
+        if self._chunk.lse is not None:
+            yield from self._clear_lse(self._chunk.lse, later)
+
+    def _clear_lse(self, lse: nl.NkiTensor, groups: list[QGroup]) -> Iterator[None]:
+        """-inf for all rows of q_groups that may be left out."""
+        nothing = sbuf((lse.shape[0], PARTITIONS))
+        nisa.memset(dst=nothing, value=-math.inf, engine=nisa.engine.gpsimd)
+        for group in groups:
+            heads = slice(group.first_head, group.first_head + group.num_heads)
+            for tile in group.row_tiles[: group.num_stored]:
+                first = tile * PARTITIONS
+                nisa.dma_copy(
+                    dst=lse[heads, first : first + PARTITIONS], src=nothing[0 : group.num_heads, :]
+                )
+                yield
 
     def _new_softmax(self) -> Softmax:
         """The pipeline of a pass."""
@@ -162,7 +180,9 @@ class Prefill:
             None if prior is None else prior.value_scale(group.kv_head),
         )  # fmt: skip
         stream = ChunkStream(queries, chunk.q, self._keys[group.kv_head], rows.valid)
-        return _Work(queries, stream, GroupResult(softmax, queries, rows, chunk.out), rows)
+        return _Work(
+            queries, stream, GroupResult(softmax, queries, rows, chunk.out, chunk.lse), rows
+        )
 
     def _sinks_of(self, group: QGroup) -> nl.NkiTensor | None:
         """Sinks [128, H] of a q_group's q_tiles, [128, q_tiles] fp32."""
@@ -328,6 +348,11 @@ class Prefill:
             each.result.write_flag(flag)
             nisa.tensor_tensor(dst=own, data1=own, data2=flag, op=nl.maximum)
 
+    def results(self) -> tuple[nl.NkiTensor, ...]:
+        """The flags [cores, H] int32 and, if asked for, lse: what a kernel returns after `out`."""
+        lse = self._chunk.lse
+        return (self.store_flags(),) if lse is None else (self.store_flags(), lse)
+
     def store_flags(self) -> nl.NkiTensor:
         """Which heads failed the check of the bounded softmax, [cores, H] int32 HBM."""
         core, num_cores = nl.program_id(0), nl.num_programs(0)
@@ -335,6 +360,13 @@ class Prefill:
         stored = nl.ndarray(shape, dtype=nl.int32, buffer=nl.shared_hbm)
         nisa.dma_copy(dst=stored[core : core + 1, :], src=self._flags)
         return stored
+
+
+def new_lse(q: nl.NkiTensor, with_lse: bool) -> nl.NkiTensor | None:
+    """[H, S] fp32 in HBM if asked for."""
+    if not with_lse:
+        return None
+    return nl.ndarray(q.shape[:2], dtype=nl.float32, buffer=nl.shared_hbm)
 
 
 def repeat(trips: nisa.VirtualRegister | None, body: Body) -> None:

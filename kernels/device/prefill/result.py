@@ -1,13 +1,15 @@
 """The result of a q_group: normalised, checked row by row, stored piece by piece."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
 from ...sizes import PARTITIONS
 from ..loading import row_tile_view, runs_of
+from ..softmax import logarithm
 from ..tile_schedule import Q_BLOCK_TILES
-from .on_chip import over_partitions, sbuf
+from .on_chip import over_partitions, sbuf, transpose
 from .query_tiles import QueryTiles
 from .softmax_base import Softmax
 
@@ -56,11 +58,17 @@ class GroupResult:
     """
 
     def __init__(
-        self, softmax: Softmax, queries: QueryTiles, rows: RowFacts, out: nl.NkiTensor
+        self,
+        softmax: Softmax,
+        queries: QueryTiles,
+        rows: RowFacts,
+        out: nl.NkiTensor,
+        lse: nl.NkiTensor | None,  # [H, S] fp32
     ) -> None:
         group = queries.group
         shape = (PARTITIONS, group.num_tiles)
         self._softmax, self._queries, self._rows, self._out = softmax, queries, rows, out
+        self._lse = lse
         self._value_scale: float | nl.NkiTensor = 1.0
         self._largest_sum = LARGEST_SUM
         self._smallest_result = SMALLEST_RESULT
@@ -211,6 +219,33 @@ class GroupResult:
         while self._queue:
             for _ in self._queue.pop(0):
                 pass
+        if self._lse is not None:
+            self._store_lse(self._lse)
+
+    def _store_lse(self, lse: nl.NkiTensor) -> None:
+        """Logarithm of each row's sum, without its shift, of the rows this core has to store."""
+        group, total = self._queries.group, self._queries.group.num_tiles
+        every, kept = sbuf((PARTITIONS, total)), sbuf((PARTITIONS, total))
+        logarithm(every, self._reciprocal)
+        # -log(1 / sum) - shift
+        for t, neg_max in enumerate(self._queries.neg_max):
+            own = every[:, t : t + 1]
+            nisa.tensor_scalar(
+                dst=own, data=own, op0=nl.multiply, operand0=-1.0, op1=nl.subtract,
+                operand1=neg_max,
+            )  # fmt: skip
+        if self._rows.sinks is not None:
+            # The sum may have overflowed.
+            nisa.tensor_tensor(dst=every, data1=every, data2=self._rows.sinks, op=nl.maximum)
+        nisa.select_reduce(dst=kept, predicate=self._rows.valid, on_true=every, on_false=-math.inf)
+        rows = sbuf((total, PARTITIONS))
+        transpose([kept], rows, nisa.engine.vector)
+        for i in range(group.num_stored):
+            first, head = group.row_tiles[i] * PARTITIONS, group.first_head
+            nisa.dma_copy(
+                dst=lse[head : head + group.num_heads, first : first + PARTITIONS],
+                src=rows[i * group.num_heads : (i + 1) * group.num_heads, :],
+            )
 
     def write_flag(self, flag: nl.NkiTensor) -> None:
         """Set flag [1, 1] int32 to 1 if a real row has an inaccurate sum, a result that is not
