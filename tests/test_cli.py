@@ -179,7 +179,12 @@ def exploring() -> Iterator[subprocess.Popen[str]]:
     """A long command with two children, in a process group of its own."""
     command = [*PROGRAM, "explore", "--requests", "3", "--jobs", "2"]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell starts what runs in the background with interrupts ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as running:
         assert running.stderr is not None
         assert running.stderr.readline() == f"configurations: 0/{_num_worlds()}\n"
