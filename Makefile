@@ -55,7 +55,7 @@ test-vllm: $(VLLM_VENV)/.ready
 	$(call VLLM_TEST,0.24) tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py
 	$(call VLLM_TEST,0.29) tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py
 	$(call VLLM_TEST,0.32) tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py tests/vllm/test_engine.py
-	$(call VLLM_TEST,0.33) tests/vllm/test_parity.py tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py
+	$(call VLLM_TEST,0.33) tests/vllm/test_parity.py tests/vllm/test_regenerate.py tests/vllm/test_plugin.py tests/vllm/test_hidden_requests.py
 
 # torch and JAX are large, so plain `make test` does without them.
 $(FRAMEWORKS_VENV)/.ready: pyproject.toml

@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
         "report.json --max-buckets 3",
     ),
     "replay": Command(
-        "scheduler.replay",
+        "scheduler.testing.replay",
         "replay recorded traces of vLLM's scheduler",
         "tests/data/traces/base.jsonl.gz",
         "a trace differs or cannot be replayed",

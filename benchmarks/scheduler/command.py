@@ -19,7 +19,7 @@ from typing import Any
 
 from segattn.scheduler import ModelRunnerOutput, Scheduler
 from segattn.scheduler.config import SchedulerConfig
-from segattn.scheduler.trace import make_request, make_scheduler
+from segattn.scheduler.testing.trace import make_request, make_scheduler
 
 Decision = tuple[Any, ...]
 

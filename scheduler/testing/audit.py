@@ -12,10 +12,10 @@ from .. import (
     SchedulerConfig,
     SchedulerOutput,
 )
-from ..trace import Event, make_request, observe_output
 from .ledger import Ledger
 from .records import InvariantError, Work
 from .subject import Subject
+from .trace import Event, make_request, observe_output
 
 Entry = tuple[str, bool, int]
 """A request of a step in flight: its id, whether it samples nothing, its drafts."""
@@ -24,7 +24,7 @@ Entry = tuple[str, bool, int]
 class Judge(Protocol):
     """Gives events to a scheduler and raises where it is wrong.
 
-    events: what was given and what was seen, in the format of `segattn.scheduler.trace`. pending:
+    events: what was given and what was seen, in the format of `testing/trace.py`. pending:
     steps in flight. stopped: whether both sides refused a step, which ends a run.
     """
 

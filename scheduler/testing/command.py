@@ -17,10 +17,10 @@ from ...reference.json_files import FormatError, read_object, shown
 from ...reference.outputs import OutputFile
 from ...reference.terminal import columns, phase, table
 from .. import NeuronPolicy, SchedulerConfig
-from ..trace_file import pack_traces
 from .coverage import Coverage
 from .report import describe, reproducer
 from .subject import KINDS, Subject
+from .trace_file import pack_traces
 from .trial import RULES
 
 POLICIES = {"documented": {"kv_admission": "worst_case", "max_consecutive_prefills": None}}

@@ -6,9 +6,9 @@ from typing import Any
 from ...reference.scheduler_state import NeuronRules, Pause
 from ...reference.scheduler_trace import ModelTrace, rules_of_trace
 from .. import SchedulerConfig
-from ..trace import Event, TraceDriver
 from .audit import Entry
 from .subject import Subject
+from .trace import Event, TraceDriver
 
 
 class DisagreementError(AssertionError):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .. import SchedulerConfig
-from ..trace import Event
 from .audit import Judge
 from .coverage import Coverage, features_of
 from .strategies import TOKENS, configs, policies, requests, sampled_tokens
 from .subject import Subject
+from .trace import Event
 from .trial import Finding, deliver, drain, judge
 
 from hypothesis import assume  # isort: skip - as the next ones

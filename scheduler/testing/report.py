@@ -6,7 +6,7 @@ from typing import Any
 
 from ...reference.terminal import columns, printable, table
 from ..config import PauseState
-from ..trace import Event
+from .trace import Event
 from .trial import Finding
 
 

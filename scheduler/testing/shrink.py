@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import NeuronPolicy, SchedulerConfig
-from ..trace import Event
+from .trace import Event
 from .trial import Finding, failure_of
 
 REQUIRED = (

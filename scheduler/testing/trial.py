@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..trace import Event
 from .audit import Audit, Entry, Judge
 from .compare import Comparison, DeadlockError, DisagreementError
 from .records import InvariantError
 from .subject import Subject
+from .trace import Event
 
 RULES = ("invariants", "model")
 FALLBACK_TOKEN = 5

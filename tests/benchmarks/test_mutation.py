@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from segattn.scheduler.replay import replay
-from segattn.scheduler.trace_file import read_traces
+from segattn.scheduler.testing.replay import replay
+from segattn.scheduler.testing.trace_file import read_traces
 from segattn.tests.checks.mutation import command as mutation
 from segattn.tests.checks.mutation.cases import STAGES, Case, LineRecorder, Suite
 from segattn.tests.checks.mutation.command import MutantFinder, mutants_of, run_mutant

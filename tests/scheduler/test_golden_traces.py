@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from segattn.scheduler.replay import replay
-from segattn.scheduler.trace_file import read_traces
+from segattn.scheduler.testing.replay import replay
+from segattn.scheduler.testing.trace_file import read_traces
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 

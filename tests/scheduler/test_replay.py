@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from segattn.cli import main
-from segattn.scheduler.replay import replay
-from segattn.scheduler.trace import TraceDriver, make_scheduler
-from segattn.scheduler.trace_file import read_traces, write_traces
+from segattn.scheduler.testing.replay import replay
+from segattn.scheduler.testing.trace import TraceDriver, make_scheduler
+from segattn.scheduler.testing.trace_file import read_traces, write_traces
 from segattn.tests.scheduler.test_golden_traces import TRACES
 
 TRACE: dict[str, Any] = {
@@ -58,6 +58,23 @@ def test_a_recorded_trace_passes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(read_traces(path)) == [trace, trace]
     assert main(["replay", str(path)]) == 0
     assert capsys.readouterr().out == "2 passed, 0 failed\n"
+
+
+def test_the_releases_of_the_traces_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = recorded()
+    path = tmp_path / "ok.jsonl.gz"
+    traces = [trace | {"vllm": release} for release in ("0.33.0", "0.24.0", "0.33.0")]
+    write_traces(path, [*traces, trace])
+    assert main(["replay", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "4 passed, 0 failed",
+        "1 recorded on vLLM 0.24.0",
+        "2 recorded on vLLM 0.33.0",
+    ]
+    assert main(["replay", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["releases"] == {"0.33.0": 2, "0.24.0": 1}
 
 
 def test_the_first_difference_of_a_failing_trace_is_printed(

@@ -6,8 +6,8 @@ from itertools import islice
 import pytest
 
 from segattn.scheduler import Admission, NeuronScheduler, PauseState, Scheduler
-from segattn.scheduler.trace import TraceDriver, make_scheduler
-from segattn.scheduler.trace_file import read_traces
+from segattn.scheduler.testing.trace import TraceDriver, make_scheduler
+from segattn.scheduler.testing.trace_file import read_traces
 from segattn.tests.scheduler.base import add, make
 from segattn.tests.scheduler.test_golden_traces import TRACES
 

@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 
 from segattn.benchmarks.scheduler.vllm_reference import make_real_request, make_real_scheduler
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
-from segattn.scheduler.trace import CONFIG_DEFAULTS
+from segattn.scheduler.testing.trace import CONFIG_DEFAULTS
 
 Sampled = list[list[Any]]
 """[[request id, tokens], ...] in the order of the step."""

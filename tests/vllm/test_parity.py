@@ -12,8 +12,8 @@ from vllm.v1.outputs import DraftTokenIds as RealDraftTokenIds
 
 from segattn.benchmarks.scheduler.vllm_reference import make_real_request
 from segattn.scheduler import DraftTokenIds, NeuronPolicy, SchedulerConfig
-from segattn.scheduler.replay import replay
-from segattn.scheduler.trace import CONFIG_DEFAULTS, make_request, make_scheduler
+from segattn.scheduler.testing.replay import replay
+from segattn.scheduler.testing.trace import CONFIG_DEFAULTS, make_request, make_scheduler
 from segattn.tests.vllm.recorder import NegativeCountError, Recorder
 from segattn.tests.vllm.workload import Workload, play, workloads
 

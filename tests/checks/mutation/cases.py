@@ -22,14 +22,14 @@ from typing import Any
 import segattn.scheduler
 from segattn.reference.extras import MissingExtraError
 from segattn.reference.scheduler_state import NeuronRules
-from segattn.scheduler.replay import replay
 from segattn.scheduler.testing import KINDS, Subject
 from segattn.scheduler.testing.explore_command import POLICIES, Size, worlds
 from segattn.scheduler.testing.explorer import World, explore
 from segattn.scheduler.testing.fuzzing import run_round
 from segattn.scheduler.testing.machine import Campaign, machine
-from segattn.scheduler.trace import TraceDriver, make_scheduler
-from segattn.scheduler.trace_file import read_traces, write_traces
+from segattn.scheduler.testing.replay import replay
+from segattn.scheduler.testing.trace import TraceDriver, make_scheduler
+from segattn.scheduler.testing.trace_file import read_traces, write_traces
 
 try:
     import pytest

@@ -40,8 +40,7 @@ AFFECTED = ("scheduler", "benchmarks", "tests")
 """Sub-packages that a mutant imports anew: its own and those that have imported it."""
 NOT_MUTATED = {
     "__init__": "imports alone",
-    "replay": "tells that traces differ; part of the judge, with tests of its own",
-    "trace": "turns events into calls; part of the judge, with tests of its own",
+    "vllm_answers": "its tests need vLLM, an environment of their own, and take minutes",
     "vllm_plugin": "its tests need vLLM, an environment of their own, and take minutes",
 }
 LEAST_SECONDS, SLOWDOWN = 3.0, 20.0

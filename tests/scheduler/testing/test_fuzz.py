@@ -11,14 +11,14 @@ from segattn.cli import main
 from segattn.reference.scheduler_state import NeuronRules
 from segattn.scheduler.block_pool import BlockPool
 from segattn.scheduler.policy import NeuronPolicy
-from segattn.scheduler.replay import replay, replay_finding
 from segattn.scheduler.request_queue import FCFSRequestQueue
 from segattn.scheduler.testing import KINDS, RULES, Finding, Subject, describe, shrink
 from segattn.scheduler.testing.compare import Comparison, DeadlockError
 from segattn.scheduler.testing.coverage import FEATURES, Coverage
 from segattn.scheduler.testing.fuzzing import campaign_until
 from segattn.scheduler.testing.machine import Campaign
-from segattn.scheduler.trace_file import read_traces
+from segattn.scheduler.testing.replay import replay, replay_finding
+from segattn.scheduler.testing.trace_file import read_traces
 
 CONFIG: dict[str, Any] = {
     "max_num_seqs": 2,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from segattn.scheduler.testing import Subject, describe, fuzz, reproducer
-from segattn.scheduler.trace_file import read_traces
+from segattn.scheduler.testing.trace_file import read_traces
 from segattn.tests.command import segattn
 
 SOURCE = """

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from .config import PauseState, SchedulerConfig
-from .errors import RequestError
-from .neuron_scheduler import NeuronAsyncScheduler, NeuronScheduler
-from .output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from .policy import NeuronPolicy
-from .request import Request, RequestStatus
-from .scheduler import AsyncScheduler, Scheduler
+from ..config import PauseState, SchedulerConfig
+from ..errors import RequestError
+from ..neuron_scheduler import NeuronAsyncScheduler, NeuronScheduler
+from ..output import DraftTokenIds, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from ..policy import NeuronPolicy
+from ..request import Request, RequestStatus
+from ..scheduler import AsyncScheduler, Scheduler
 
 Event = list[Any]
 

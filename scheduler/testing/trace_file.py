@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..reference.json_files import MAX_BYTES, FormatError, check, parse_object, shown, typed
-from ..reference.outputs import OutputFile
+from ...reference.json_files import MAX_BYTES, FormatError, check, parse_object, shown, typed
+from ...reference.outputs import OutputFile
 
 Event = list[Any]
 

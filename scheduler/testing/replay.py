@@ -1,22 +1,24 @@
 """Replay recorded traces and compare every decision.
 
-Prints the first difference of each failing trace and closes with `N passed, N failed`; the exit
-status is 0 only if none failed. A trace that cannot be replayed at all counts as failed.
+Prints the first difference of each failing trace and closes with `N passed, N failed` and the
+releases that they were recorded on; the exit status is 0 only if none failed. A trace that cannot
+be replayed at all counts as failed.
 """
 
 import json
 import zlib
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..reference.terminal import one_line
-from .testing.subject import Subject
-from .testing.trial import failure_of
+from ...reference.terminal import one_line
+from .subject import Subject
 from .trace import Event, TraceDriver, make_scheduler, policy_of
 from .trace_file import read_traces
+from .trial import failure_of
 
 _OPTIONAL = frozenset({"k", "skip_drafts", "stale"})
 """Fields that only some recordings have."""
@@ -60,6 +62,17 @@ def replay(trace: Mapping[str, Any]) -> Difference | None:
     return None
 
 
+def compare_events(expected: Sequence[Event], got: Sequence[Event]) -> Difference | None:
+    """The first difference between two recordings of the same inputs."""
+    for index, (old, new) in enumerate(zip(expected, got, strict=False)):
+        found = _compare(index, old, new, _IGNORED)
+        if found is not None:
+            return found
+    if len(expected) != len(got):
+        return Difference(min(len(expected), len(got)), "end", "events", len(expected), len(got))
+    return None
+
+
 def replay_finding(trace: Mapping[str, Any]) -> str | None:
     """Run a failure of `segattn fuzz` on the class that failed; how it fails, None if not.
 
@@ -89,17 +102,21 @@ def _compare(index: int, expected: Event, got: Event, ignored: frozenset[str]) -
     return None
 
 
-def _problems(path: Path) -> Iterator[tuple[str, object]]:
-    """Name and first difference (or None) of each trace; a broken file ends with its error."""
+def _problems(path: Path) -> Iterator[tuple[str, str, object]]:
+    """Name, release and first difference (or None) of each trace.
+
+    A broken file ends with its error.
+    """
     empty = True
     try:
         for trace in read_traces(path):
             empty = False
-            yield trace["id"], replay_finding(trace) if "judge" in trace else replay(trace)
+            problem = replay_finding(trace) if "judge" in trace else replay(trace)
+            yield trace["id"], str(trace.get("vllm", "")), problem
         if empty:
             raise ValueError("it holds no trace")
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        yield "is not a readable .jsonl.gz of traces", error
+        yield "is not a readable .jsonl.gz of traces", "", error
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -115,9 +132,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Replay all files; 1 if a trace failed."""
-    passed, failures = 0, []
+    passed, failures, releases = 0, [], Counter[str]()
     for path in options.files:
-        for name, problem in _problems(path):
+        for name, release, problem in _problems(path):
+            releases.update([release] if release else [])
             if problem is None:
                 passed += 1
                 continue
@@ -125,7 +143,9 @@ def run(options: Namespace) -> int:
             if not options.json:
                 print(one_line(f"{path.name} {name}: {problem}"))
     if options.json:
-        print(json.dumps({"passed": passed, "failures": failures}))
+        print(json.dumps({"passed": passed, "failures": failures, "releases": releases}))
     else:
         print(f"{passed} passed, {len(failures)} failed")
+        for release, count in sorted(releases.items()):
+            print(f"{count} recorded on vLLM {release}")
     return int(bool(failures))
