@@ -32,49 +32,70 @@ def _require_int(name: str, value: object, smallest: int, largest: int | None = 
 class SchedulerConfig:
     """Configuration of every scheduler kind. Counts are requests, tokens or blocks.
 
-    `num_blocks` includes the null block, as in vLLM, so `num_blocks - 1` blocks are usable.
-    `num_speculative_tokens` is the number of drafts that a request may carry;
-    `num_lookahead_tokens` is what block allocation adds for them (k for eagle or a draft model).
-    `max_num_scheduled_tokens` is the token budget of a step (None: `max_num_batched_tokens`).
-    `watermark` is the share of blocks that an admission must leave free.
-    `long_prefill_token_threshold` cuts the prompts of requests that are not alone into chunks,
-    with `long_prefill_token_threshold_adaptive` of at least the step's share of each request.
-    `max_num_active_seqs` bounds admission below max_num_seqs. `prefill_schedule_interval` is the
-    number of steps of which one may prefill while something decodes.
-    `num_speculative_tokens_per_batch_size` lists (first, last, drafts) by the number of scheduled
-    requests. `max_num_new_slots_for_drafting` are tokens of max_num_batched_tokens that the
-    drafter takes per request. `repair_vllm_faults` departs from vLLM where it goes wrong
-    (docs/decisions.md), as the Neuron kinds always do. `can_skip_drafts` lets a step tell that
-    nobody needs drafts, `requires_kv_delivery` drops what was in flight when a request is
-    preempted. The bucket lists are read by the Neuron kinds only; None means the default list.
-    Raises ValueError naming the argument, its value and what is allowed.
+    Names and defaults are vLLM's unless a field says otherwise. Raises ValueError naming the
+    argument, its value and what is allowed.
     """
 
     max_num_seqs: int
+    """Requests that may run at once; the largest decode batch that is compiled."""
     max_num_batched_tokens: int
+    """Tokens of one step; the largest prefill graph that is compiled."""
     max_model_len: int
+    """Longest sequence, prompt and output together."""
     block_size: int
+    """Tokens of one block of the KV cache."""
     num_blocks: int
+    """Blocks of the cache, the null block included: one less can be used."""
     _: KW_ONLY
     enable_prefix_caching: bool = True
+    """Share the blocks of equal prefixes. On: it changes no result."""
     enable_chunked_prefill: bool = True
+    """Cut prompts that exceed the budget. On: without it a prompt must fit into one step."""
     long_prefill_token_threshold: int = 0
+    """Cut the prompts of requests that are not alone into chunks of so many tokens. 0: no limit
+    but the budget, since on Neuron a chunk never shares its step."""
     policy: str = "fcfs"
+    """Order of admission: "fcfs", as requests came, or "priority" and then arrival time."""
     scheduler_reserve_full_isl: bool = True
+    """Admit only whom the free blocks hold with the whole prompt. On: a prompt that is half
+    computed when blocks run out is computed again."""
     watermark: float = 0.0
+    """Share of blocks that an admission leaves free for those that run. 0: the Neuron policies
+    reserve what requests can still need."""
     max_num_scheduled_tokens: int | None = None
+    """Token budget of a step where it is smaller than the graphs. None: max_num_batched_tokens."""
     num_speculative_tokens: int = 0
+    """Drafts that a request may carry. 0: no speculative decoding."""
     num_lookahead_tokens: int = 0
+    """Slots that are allocated beyond the scheduled tokens: the number of drafts where the drafter
+    writes the cache too (eagle, a draft model). 0: it does not."""
     long_prefill_token_threshold_adaptive: bool = False
+    """Raise the threshold to the step's share of each request. Off, as in vLLM."""
     max_num_active_seqs: int | None = None
+    """Bound on admission below max_num_seqs. None: max_num_seqs."""
     prefill_schedule_interval: int = 1
+    """Steps of which one may prefill while something decodes. 1: every one; the Neuron policy has
+    its own bounds."""
     num_speculative_tokens_per_batch_size: Sequence[tuple[int, int, int]] = ()
+    """(first, last, drafts) by the number of scheduled requests. Empty: always
+    num_speculative_tokens."""
     max_num_new_slots_for_drafting: int = 0
+    """Tokens of max_num_batched_tokens that the drafter takes for each request. 0: none."""
     can_skip_drafts: bool = False
+    """Let a step tell that nobody needs drafts. Off: the drafter always runs."""
     requires_kv_delivery: bool = False
+    """Drop what is in flight when a request is preempted. Off: a token that was sampled counts,
+    unless another node must have received its KV."""
     repair_vllm_faults: bool = False
+    """Depart from vLLM where it goes wrong (docs/decisions.md). Off, so that decisions are vLLM's;
+    the Neuron kinds always do, unless their policy is a published one."""
     num_batched_tokens_buckets: Sequence[int] | None = None
+    """Padded sizes of prefill steps, ascending, the last one min(max_num_batched_tokens,
+    max_model_len); read by the Neuron kinds. None: powers of two from 128 up to it. Every size is a
+    graph to compile and to keep loaded."""
     num_seqs_buckets: Sequence[int] | None = None
+    """Padded sizes of decode batches, ascending, the last one max_num_seqs; read by the Neuron
+    kinds. None: powers of two from 1 up to it."""
     prefill_buckets: tuple[int, ...] = field(init=False)
     """Padded token counts of a prefill step, the last one min(max_num_batched_tokens,
     max_model_len)."""

@@ -21,13 +21,17 @@ class NeuronPolicy:
 
     kv_admission: Literal["shared", "reserved", "worst_case"] = "shared"
     """Admit by the distinct blocks in use and what each request can still need, by the sum of what
-    each request can need, or as if each grew to max_model_len."""
+    each request can need, or as if each grew to max_model_len. "shared": it runs the most requests
+    of the three and preempts none either."""
     max_consecutive_prefills: int | None = 4
-    """Prefill steps in a row after which waiting decodes have their turn; None: no bound."""
+    """Prefill steps in a row after which waiting decodes have their turn; None: no bound. 4:
+    decodes wait for at most four chunks, and prompts take a quarter more steps at worst."""
     max_consecutive_decodes: int = 1
-    """Decode steps of such a turn, after which prefills go on."""
+    """Decode steps of such a turn, after which prefills go on. 1: each decode gets one token,
+    so that first tokens wait least."""
     design: Literal["own", "documented", "shipped"] = "own"
-    """Whose rules hold where the published designs have a flaw."""
+    """Whose rules hold where the published designs have a flaw. "own": ours, without the flaws;
+    "documented" and "shipped" reproduce them, to be compared."""
 
     def __post_init__(self) -> None:
         for name, allowed in (

@@ -1,11 +1,15 @@
 """What a configuration refuses, and the buckets it settles."""
 
+import ast
+import inspect
+import textwrap
 from dataclasses import FrozenInstanceError
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from segattn.scheduler import SchedulerConfig
+from segattn.scheduler import NeuronPolicy, SchedulerConfig
 
 VALID: dict[str, Any] = {
     "max_num_seqs": 4,
@@ -91,3 +95,13 @@ def test_a_watermark_may_be_nothing_or_everything(watermark: float) -> None:
 def test_a_configuration_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         SchedulerConfig(**VALID).max_num_seqs = 3  # type: ignore[misc]  # what it refuses
+
+
+@pytest.mark.parametrize("cls", [SchedulerConfig, NeuronPolicy])
+def test_every_field_says_what_it_means(cls: type) -> None:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    for field, after in pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) != "_":
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            assert is_text, ast.unparse(field.target)
