@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from segattn.cli import COMMANDS
 from segattn.reference import attention
@@ -32,19 +31,3 @@ def test_every_make_target_and_command_in_it_exists() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for command in re.findall(r"segattn ([a-z]+)\b", README):
         assert command in {*COMMANDS, "completion"}, command
-
-
-@pytest.mark.parametrize(
-    "page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda p: p.name
-)
-def test_every_link_to_a_file_exists(page: Path) -> None:
-    for link in re.findall(r"\]\((?!http)([^)#]+\.\w+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / link).exists(), link
-
-
-def test_every_page_is_linked_from_the_readme_or_from_a_page_that_it_links() -> None:
-    linked = set(re.findall(r"\]\((docs/[^)#]+)", README))
-    for link in sorted(linked):
-        text = (ROOT / link).read_text(encoding="utf-8")
-        linked |= {f"docs/{name}" for name in re.findall(r"\]\(([a-z_]+\.md)", text)}
-    assert linked == {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")}
