@@ -34,6 +34,12 @@ MASKED = -1.5e38
 hardware never meets infinity. Stays below FLOOR after a multiplication with a k_scale down to 1e-6.
 """
 
+PRESENT, ABSENT = 3.4028234663852886e38, -1.5 * 2.0**127
+"""Raw scores of work that requests share are held below the first where a request has the key, and
+below the second where it has not: selected, not added, so that no finite score gets through. A
+score of another request above -ABSENT makes infinite weights, which the host function notices."""
+
+
 EDGE_BLOCKS = 3
 """Most blocks of a chunk that a cache write fills in part, or at the end, besides its runs."""
 

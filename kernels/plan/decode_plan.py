@@ -17,7 +17,7 @@ import numpy as np
 
 from ...reference.paging import UNUSED_BLOCK, cdiv
 from ..arrays import Array
-from ..sizes import MASKED, PARTITIONS
+from ..sizes import ABSENT, PARTITIONS, PRESENT
 from .decode_shape import DecodeShape
 from .work_tiles import Runs, pack_cores
 
@@ -77,8 +77,8 @@ class DecodeLists:
     """[C * L, 128, W + 5 G] int32: run of each tile, edge run of each part; then per part query
     row of q, row of out after the sequence's last segment, query head, KV head; -1: nothing."""
     masks: Array
-    """[C * L, 128, N + 2 W] fp32: 0, or MASKED for a partition without a run of the segment; per
-    tile 0 where its first segment goes on with the first segment of the tile before, else MASKED;
+    """[C * L, 128, N + 2 W] fp32: PRESENT for a partition with a run of the segment, else ABSENT;
+    per tile PRESENT where its first segment goes on with the first segment of the tile before;
     and the same for the last segment of the tile before."""
     flags: Array
     """[C * L, 128, G + G * e + N * T * e] uint8: real query rows; edge tokens that any query sees;
@@ -132,7 +132,7 @@ def plan_lists(shape: DecodeShape, step: Step) -> DecodeLists:
 
     entries, parts = cores * shape.batches, shape.parts
     indices = np.full((entries, PARTITIONS, shape.tiles + 5 * parts), -1, np.int32)
-    masks = np.full((entries, PARTITIONS, shape.segments + 2 * shape.tiles), MASKED, np.float32)
+    masks = np.full((entries, PARTITIONS, shape.segments + 2 * shape.tiles), ABSENT, np.float32)
     flags = np.zeros((entries, PARTITIONS, shape.flag_columns), np.uint8)
     which, offset = _ranges(np.zeros_like(length), length)
     partition = PARTITION_OF[place[which] + offset]
@@ -141,7 +141,7 @@ def plan_lists(shape: DecodeShape, step: Step) -> DecodeLists:
     rows = run_rows[(starts[of_request] + first)[which] + offset]
     rows = rows + kv_head[which] * (step.block_size // size)
     indices[entry[which], partition, tile[which]] = rows
-    masks[entry[which], partition, segment[which]] = 0
+    masks[entry[which], partition, segment[which]] = PRESENT
     _link_tiles(shape, masks, batch * shape.tiles + tile, core, number, from_before)
     part, inner = np.divmod(segment, shape.part_segments)
     row = np.arange(shape.rows)
@@ -191,7 +191,7 @@ def _link_tiles(
 
     def link(core: Array, place: Array, number: Array) -> None:
         batch, tile = np.divmod(place, shape.tiles)
-        by_core[core, batch, :, shape.segments + tile + shape.tiles * (number > 0)] = 0
+        by_core[core, batch, :, shape.segments + tile + shape.tiles * (number > 0)] = PRESENT
 
     linked = np.flatnonzero(from_before)
     link(core[linked], place[linked], number[linked - 1])

@@ -28,7 +28,7 @@ def _step(seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e37, -1e38, 1e38, 3e38])
 @pytest.mark.parametrize("where", ["q", "k_cache", "v_cache", "edge of k", "edge of v"])
 @pytest.mark.parametrize("lnc", [1, 2])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy tells of inf - inf

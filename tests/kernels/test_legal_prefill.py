@@ -31,7 +31,7 @@ def test_no_rule_is_broken(
     softmax: str, heads: tuple[int, int], rows: int, n: int, prior: int, options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(backend, "FIELD_RULES", "error")
+    monkeypatch.setattr(backend, "FIELD_RULES", {"field": "error"})
     rng = np.random.default_rng(0)
     cache_dtype = ml_dtypes.float8_e4m3 if "k_scale" in options else BF16
     paged = paged_tokens(rng, [prior], heads[1], 64, 16, cache_dtype, holes=0.1)

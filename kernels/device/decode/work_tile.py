@@ -341,7 +341,7 @@ class Batch:
             dst=maxima, op=nl.maximum,
             data=scores.ap([[scores.shape[1], PARTITIONS], [t, count], [1, t]]), axis=2,
         )  # fmt: skip
-        nisa.tensor_tensor(dst=maxima, data1=maxima, data2=self.mask(tile), op=nl.add)
+        nisa.tensor_tensor(dst=maxima, data1=maxima, data2=self.mask(tile), op=nl.minimum)
         yield
         column = self.constants.column_maxima(maxima, self.psum.maxima[0])
         yield
@@ -350,11 +350,14 @@ class Batch:
         nisa.tensor_tensor(dst=row_max, data1=state.row_max, data2=spread, op=nl.maximum)
         for i, before in enumerate(befores):
             nisa.scalar_tensor_tensor(
-                dst=row_max[:, 0:rows], data=before.row_max, op0=nl.add,
+                dst=row_max[:, 0:rows], data=before.row_max, op0=nl.minimum,
                 operand0=self.link(tile, i), op1=nl.maximum, operand1=row_max[:, 0:rows],
             )  # fmt: skip
         lowered_by = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=lowered_by, data1=row_max, data2=self.mask(tile), op=nl.subtract)
+        nisa.scalar_tensor_tensor(
+            dst=lowered_by, data=self.mask(tile), op0=nl.multiply, operand0=-1.0, op1=nl.maximum,
+            operand1=row_max,
+        )  # fmt: skip
         weights = self.weights(scores, t, lowered_by, tile * count)
         yield
         stage = tile % len(self.stages.values)
@@ -365,14 +368,14 @@ class Batch:
             self.gather(following)
 
     def mask(self, tile: int) -> nl.NkiTensor:
-        """0, or MASKED on partitions without a run of the segment, for each column of a tile."""
+        """PRESENT on partitions with a run of the segment, else ABSENT, per column of a tile."""
         masks, n = self.lists.masks, self.args.segments // self.args.tiles
         return masks.ap(
             [[masks.shape[1], PARTITIONS], [1, n], [0, self.args.rows]], offset=tile * n
         )
 
     def link(self, tile: int, which: int) -> nl.NkiTensor:
-        """0 where a tile goes on with the first (last) segment before, else MASKED, [128, 1]."""
+        """PRESENT where a tile goes on with the first (last) segment before, else ABSENT."""
         at = self.args.segments + which * self.args.tiles + tile
         return self.lists.masks[:, at : at + 1]
 
@@ -401,7 +404,7 @@ class Batch:
         for i, before in enumerate(befores):
             at = count + i * rows
             nisa.scalar_tensor_tensor(
-                dst=changes[:, at : at + rows], data=before.row_max, op0=nl.add,
+                dst=changes[:, at : at + rows], data=before.row_max, op0=nl.minimum,
                 operand0=self.link(tile, i), op1=nl.subtract, operand1=row_max[:, 0:rows],
             )  # fmt: skip
         alphas = nl.ndarray((PARTITIONS, width), dtype=nl.float32, buffer=nl.sbuf)
