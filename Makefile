@@ -103,6 +103,7 @@ test-frameworks: $(FRAMEWORKS_VENV)/.ready
 
 bench-scheduler: $(VLLM_VENV)/.ready
 	$(call VLLM_PYTHON,0.24) -m segattn bench scheduler
+	$(call VLLM_PYTHON,0.33) -m segattn bench scheduler --kind base async neuron neuron_async
 
 check: lint format-check types test
 

@@ -104,8 +104,7 @@ class ModelRunner:
 
         Returns when none of them runs any more.
         """
-        started = [launch.future for launch in launches if not launch.future.cancel()]
-        wait(started)
+        wait([launch.future for launch in launches if not launch.future.cancel()])
         for launch in reversed(launches):
             self._restore_blocks(launch)
         self._latest = None

@@ -10,6 +10,7 @@ from .output import DraftTokenIds, SchedulerOutput
 from .policy import NeuronPolicy, check_schedulable, last_drafted_position
 from .request import Request, RequestStatus
 from .scheduler import Scheduler
+from .stepping import defers_prefills
 from .validation import check_fields, check_kind
 
 _DEFAULT_POLICY = NeuronPolicy()
@@ -175,7 +176,7 @@ class _Answers:
         return False
 
     def defers_prefills(self, throttle_prefills: bool) -> bool:
-        return self._scheduler.defers_prefills(throttle_prefills)
+        return defers_prefills(self._scheduler, throttle_prefills)
 
     def queues_in_turn(self) -> Sequence[str]:
         return ("waiting",)

@@ -19,7 +19,7 @@ from .request import Request, RequestStatus
 from .request_queue import RequestQueue, create_request_queue
 from .results import check_results, drafts_by_request, place_drafts, receive
 from .step import Step
-from .stepping import decide
+from .stepping import decide, note
 from .validation import check_kind, check_request
 
 
@@ -211,7 +211,7 @@ class Scheduler:
         self.kv_cache_manager.newly_cached = step.newly_cached
         try:
             output = decide(self, step, throttle_prefills)
-            self._note(step)
+            note(self, step)
         except BaseException:
             take_back(self, step, running)
             raise
@@ -286,28 +286,6 @@ class Scheduler:
     def drafts_after(self, request: Request, num_drafts: int) -> list[int]:
         """Placeholders for the drafts of an asynchronous request's next step."""
         return [-1] * num_drafts
-
-    def defers_prefills(self, throttle_prefills: bool) -> bool:
-        """Whether prefills are put off while something decodes."""
-        if self.prefill_capacity_bound:
-            return False
-        interval = self.config.prefill_schedule_interval
-        steps_since = self.num_executed_steps + 1 - self.last_prefill_step
-        return throttle_prefills or (interval > 1 and steps_since < interval)
-
-    def _note(self, step: Step) -> None:
-        """Keep what the next step must know of this one. Nothing here can fail."""
-        self.previously_scheduled = set(step.num_scheduled_tokens)
-        if self.told_anew:
-            self.told_anew = self.told_anew - self.previously_scheduled
-        self.finished_req_ids, self.preempted_req_ids = set(), set()
-        self.admission_stop = step.admission_stop
-        if num_waiting := len(self.waiting):
-            self.admission_counts[step.admission_stop] += 1
-            self.admission_counts[Admission.BEHIND] += num_waiting - 1
-        if step.num_scheduled_tokens:
-            self.num_executed_steps += 1
-            self.steps_in_flight.append(step)
 
 
 class AsyncScheduler(Scheduler):

@@ -17,7 +17,7 @@ def decide(scheduler: "Scheduler", step: Step, throttle_prefills: bool) -> Sched
     """Make all decisions of a step; its tokens count as computed then."""
     config, paused = scheduler.config, scheduler._pause_state
     step.threshold = _long_prefill_threshold(scheduler)
-    step.defer_prefills = scheduler.defers_prefills(throttle_prefills) and any(
+    step.defer_prefills = defers_prefills(scheduler, throttle_prefills) and any(
         not request.is_prefill_chunk for request in scheduler.all_running()
     )
     # 1. Running requests, in the order of their admission.
@@ -46,6 +46,30 @@ def decide(scheduler: "Scheduler", step: Step, throttle_prefills: bool) -> Sched
     # 4. The scheduled tokens count as computed from here on.
     advance(scheduler, step, output.num_spec_tokens_to_schedule)
     return output
+
+
+def note(scheduler: "Scheduler", step: Step) -> None:
+    """Keep what the next step must know of this one. Nothing here can fail."""
+    scheduler.previously_scheduled = set(step.num_scheduled_tokens)
+    if scheduler.told_anew:
+        scheduler.told_anew = scheduler.told_anew - scheduler.previously_scheduled
+    scheduler.finished_req_ids, scheduler.preempted_req_ids = set(), set()
+    scheduler.admission_stop = step.admission_stop
+    if num_waiting := len(scheduler.waiting):
+        scheduler.admission_counts[step.admission_stop] += 1
+        scheduler.admission_counts[Admission.BEHIND] += num_waiting - 1
+    if step.num_scheduled_tokens:
+        scheduler.num_executed_steps += 1
+        scheduler.steps_in_flight.append(step)
+
+
+def defers_prefills(scheduler: "Scheduler", throttle_prefills: bool) -> bool:
+    """Whether prefills are put off while something decodes."""
+    if scheduler.prefill_capacity_bound:
+        return False
+    interval = scheduler.config.prefill_schedule_interval
+    steps_since = scheduler.num_executed_steps + 1 - scheduler.last_prefill_step
+    return throttle_prefills or (interval > 1 and steps_since < interval)
 
 
 def _long_prefill_threshold(scheduler: "Scheduler") -> int:

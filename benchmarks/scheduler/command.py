@@ -1,8 +1,9 @@
-"""Our scheduler and the real vLLM 0.24 one, in one process.
+"""Our scheduler and that of the installed vLLM, in one process.
 
 Both get the same requests and the same sampled tokens; their decisions are compared step by step.
 Printed are microseconds per request-step: time to make and add the requests (block hashing
-included), to schedule and to update, divided by scheduled requests. The model's part is not timed.
+included), to schedule and to update, divided by scheduled requests; or the time to abort requests,
+divided by their number. The model's part is not timed.
 Repetitions alternate between the two. Each does the same in every repetition, so the fastest time
 of each addition and step is taken: other load on the machine only ever adds to it.
 """
@@ -13,11 +14,11 @@ import os
 import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from segattn.scheduler import ModelRunnerOutput, Scheduler
+from segattn.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
 from segattn.scheduler.config import SchedulerConfig
 from segattn.scheduler.testing.trace import make_request, make_scheduler
 
@@ -26,7 +27,11 @@ Decision = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests given at the start, after `warm` if any; at most `max_steps` timed steps."""
+    """Requests given at the start, after `warm` if any; at most `max_steps` timed steps.
+
+    `num_waiting` short requests more are added untimed, `num_arrivals` are timed before each step.
+    With `num_aborts` nothing is timed but the call that ends so many, after the untimed steps.
+    """
 
     name: str
     config: SchedulerConfig
@@ -36,6 +41,10 @@ class Workload:
     """A prompt that runs to its end first, untimed, and fills the prefix cache."""
     num_untimed_steps: int = 0
     max_steps: int = 1 << 30
+    num_waiting: int = 0
+    num_arrivals: int = 0
+    num_aborts: int = 0
+    most_repetitions: int = 1 << 30
 
 
 @dataclass
@@ -57,7 +66,7 @@ def _fastest(runs: list[Run]) -> float:
 def workloads() -> Iterator[Workload]:
     """The lines of the table."""
     for block_size in (16, 128):
-        for num_decodes in (8, 256):
+        for num_decodes in (1, 8, 256, 1024):
             yield _decodes(num_decodes, block_size)
         yield _prompts(f"8192-token prompts in chunks of 2048, blocks of {block_size}", block_size)
         yield _prompts(
@@ -65,15 +74,43 @@ def workloads() -> Iterator[Workload]:
             block_size,
             shared=8192 - 16,
         )
+    yield replace(
+        _decodes(256, 16, seats=512), name="256 decodes, one arrival in every step", num_arrivals=1
+    )
+    yield replace(_long_prompt(), name="128k-token prompt, cold")
+    yield replace(
+        _long_prompt(), name="128k-token prompt, cached", warm=[*_long_prompt().prompts[0]]
+    )
+    for policy in ("fcfs", "priority"):
+        decodes = replace(_decodes(256, 16, policy=policy), num_waiting=100_000, most_repetitions=2)
+        yield replace(decodes, name=f"256 decodes, 100,000 waiting, {policy}")
+        for num_aborts in (1, 128):
+            name = f"{num_aborts} aborted of 256 decodes, 100,000 waiting, {policy}"
+            yield replace(decodes, name=name, num_aborts=num_aborts)
 
 
-def _decodes(num_decodes: int, block_size: int) -> Workload:
+def _long_prompt() -> Workload:
     config = SchedulerConfig(
-        max_num_seqs=num_decodes,
+        max_num_seqs=8,
+        max_num_batched_tokens=8192,
+        max_model_len=132_000,
+        block_size=16,
+        num_blocks=2 * 132_000 // 16,
+    )
+    prompt = [(j * 7) % 900 + 10 for j in range(128_000)]
+    return Workload("", config, [prompt], max_tokens=4)
+
+
+def _decodes(
+    num_decodes: int, block_size: int, seats: int | None = None, policy: str = "fcfs"
+) -> Workload:
+    config = SchedulerConfig(
+        max_num_seqs=seats or num_decodes,
         max_num_batched_tokens=max(2048, num_decodes),
         max_model_len=4096,
         block_size=block_size,
-        num_blocks=num_decodes * (4096 // block_size) + 2,
+        num_blocks=(seats or num_decodes) * (4096 // block_size) + 2,
+        policy=policy,
     )
     prompts = [[(i * 131 + j) % 900 + 10 for j in range(128)] for i in range(num_decodes)]
     return Workload(
@@ -117,6 +154,10 @@ class Ours:
         """Make a request from its fields in a trace and add it; timed, block hashing included."""
         self.scheduler.add_request(make_request(given))
 
+    def abort(self, ids: list[str]) -> None:
+        """End requests; timed."""
+        self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+
     def make_output(self, ids: list[str], tokens: list[list[int]]) -> Any:
         """A model output with the tokens of each request id; not timed."""
         return ModelRunnerOutput(ids, tokens)
@@ -138,6 +179,12 @@ class Real:
 
         self.scheduler.add_request(make_real_request(given, self.config))
 
+    def abort(self, ids: list[str]) -> None:
+        """End requests; timed."""
+        from vllm.v1.request import RequestStatus as RealStatus
+
+        self.scheduler.finish_requests(ids, RealStatus.FINISHED_ABORTED)
+
     def make_output(self, ids: list[str], tokens: list[list[int]]) -> Any:
         """The same as vLLM's model output, without logprobs; not timed."""
         from vllm.v1.outputs import ModelRunnerOutput as RealOutput
@@ -154,7 +201,7 @@ class Real:
 
 def _fields(config: SchedulerConfig) -> dict[str, Any]:
     names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in (*names, "policy")}
 
 
 def drive(side: Ours | Real, workload: Workload) -> Run:
@@ -178,19 +225,35 @@ def drive(side: Ours | Real, workload: Workload) -> Run:
             side.add(given)
             if not workload.num_untimed_steps:
                 seconds.append(perf_counter() - begin)
+        for number in range(workload.num_waiting):
+            side.add(_short(f"w{number}"))
         decisions: list[Decision] = []
         num_request_steps = 0
         for number in range(workload.num_untimed_steps + workload.max_steps):
             if not side.scheduler.requests:
                 break
+            is_timed = number >= workload.num_untimed_steps
+            if is_timed and workload.num_aborts:
+                ids = [request.request_id for request in side.scheduler.running]
+                begin = perf_counter()
+                side.abort(ids[: workload.num_aborts])
+                return Run([perf_counter() - begin], workload.num_aborts, decisions)
+            begin = perf_counter()
+            for arrival in range(workload.num_arrivals * is_timed):
+                side.add(_short(f"a{number}-{arrival}"))
+            arrival_seconds = perf_counter() - begin
             step_seconds, decision = _step(side)
             decisions.append(decision)
-            if number >= workload.num_untimed_steps:
-                seconds.append(step_seconds)
+            if is_timed:
+                seconds.append(arrival_seconds + step_seconds)
                 num_request_steps += len(decision[0])
     finally:
         gc.enable()
     return Run(seconds, num_request_steps, decisions)
+
+
+def _short(name: str) -> dict[str, Any]:
+    return {"id": name, "prompt": [*range(10, 26)], "max_tokens": 3, "eos": None}
 
 
 def _step(side: Ours | Real) -> tuple[float, Decision]:
@@ -223,7 +286,7 @@ def _step(side: Ours | Real) -> tuple[float, Decision]:
 def compare(kind: str, workload: Workload, repetitions: int) -> dict[str, Any]:
     """One line of the table. RuntimeError when the two decide differently."""
     ours, real = [], []
-    for _ in range(repetitions):
+    for _ in range(min(repetitions, workload.most_repetitions)):
         ours.append(drive(Ours(kind, workload.config), workload))
         real.append(drive(Real(kind, workload.config), workload))
         if ours[-1].decisions != real[-1].decisions:

@@ -29,7 +29,25 @@ def test_a_warm_prompt_makes_the_others_hit() -> None:
     assert len(measured.seconds) == len(measured.decisions) + 1
 
 
+def test_arrivals_come_in_every_step_and_are_timed() -> None:
+    workload = Workload("arrivals", CONFIG, [[1] * 4], 9, None, 1, 3, num_arrivals=1)
+    measured = drive(Ours("base", CONFIG), workload)
+    new = [[name for name, *_ in decision[1]] for decision in measured.decisions]
+    assert new == [["r0"], ["a1-0"], ["a2-0"], ["a3-0"]]
+    assert len(measured.seconds) == 3
+
+
+def test_nothing_but_the_aborts_is_timed() -> None:
+    workload = Workload("aborts", CONFIG, [[1] * 4] * 3, 9, None, 2, num_waiting=20, num_aborts=2)
+    side = Ours("base", CONFIG)
+    measured = drive(side, workload)
+    assert (len(measured.seconds), measured.num_request_steps) == (1, 2)
+    # Four run, of 23; the first two are gone.
+    assert len(side.scheduler.requests) == 3 + 20 - 2
+    assert side.scheduler.requests.keys().isdisjoint({"r0", "r1"})
+
+
 def test_all_lines_of_the_target_are_measured() -> None:
     names = [workload.name for workload in workloads()]
-    assert len(names) == len(set(names)) == 8
+    assert len(names) == len(set(names)) == 2 * (4 + 2) + 3 + 2 * 3
     assert {workload.config.block_size for workload in workloads()} == {16, 128}

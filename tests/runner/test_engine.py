@@ -13,7 +13,7 @@ from segattn.runner.llama import Llama
 from segattn.runner.step import Step
 from segattn.scheduler import NeuronPolicy, Request, RequestError, SchedulerConfig
 from segattn.tests.runner.random_model import CONFIG, random_model
-from segattn.tests.runner.test_model_runner import greedy_tokens
+from segattn.tests.runner.runner_steps import greedy_tokens
 
 MODEL = random_model()
 RNG = np.random.default_rng(7)

@@ -16,7 +16,7 @@ from segattn.tests.runner.model_files import (
     write_hugging_face,
 )
 from segattn.tests.runner.random_model import random_weights
-from segattn.tests.runner.test_model_runner import greedy_tokens
+from segattn.tests.runner.runner_steps import greedy_tokens
 
 
 @pytest.fixture(scope="module")

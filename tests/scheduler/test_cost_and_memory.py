@@ -99,6 +99,37 @@ def test_a_step_costs_the_same_however_many_requests_ended(kind: type[Scheduler]
     assert min(costs[0]) > 100
 
 
+def functions_called(call: Callable[[], None]) -> set[str]:
+    """Functions of this project that `call` enters."""
+    seen: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith(("segattn.scheduler.", "segattn.reference.")):
+            seen.add(f"{name}.{frame.f_code.co_qualname}")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_passes_few_functions(kind: type[Scheduler]) -> None:
+    scheduler = scheduler_after(kind, 0)
+    for number in range(3):
+        scheduler.add_request(Request(f"r{number}", [number, 5, 5, 5, 5], 30))
+    is_neuron = issubclass(kind, NeuronScheduler)
+    for _ in range(4 if is_neuron else 2):
+        step(scheduler)
+    # A decode that needs no new block; comprehensions are no functions of their own.
+    seen = {name for name in functions_called(partial(step, scheduler)) if "<" not in name}
+    assert len(seen) < (60 if is_neuron else 30), sorted(seen)
+
+
 SIZES = pytest.mark.parametrize(("num_tokens", "block_size"), [(64, 16), (4096, 16), (4096, 128)])
 
 
