@@ -12,6 +12,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Threads of BLAS gain nothing on tiles of 128 x 512, and wait for each other on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy is imported, which is later
+
 for _name, _examples in {"dev": 25, "ci": 60, "deep": 2000}.items():
     settings.register_profile(
         _name,

@@ -2,9 +2,8 @@
 
 The cost model plays events in order of time, with edges between instructions; this goes through
 the trace once in program order and keeps, for every stretch of memory, when it was written and read
-last. The rules are those of docs/decisions.md, written down here again, with base constants. The
-DMA engines are one server with room in every quarter of a microsecond. Two cores are two passes
-that wait for each other at barriers and sendrecvs.
+last. The rules are those of docs/decisions.md, written again, with base constants. DMA is one
+server with room in every quarter of a microsecond. Two cores wait for each other where they meet.
 """
 
 from collections import defaultdict
@@ -29,10 +28,8 @@ CELL, BUCKET_NS = {"sbuf": 4, "psum": 32, "hbm": 256, "register": 4}, 250.0
 def compute_ns(r: Instruction) -> tuple[float, float]:
     """How long an instruction holds its engine, and until its result is there."""
     ghz, operands = GHZ[r.engine], (*r.writes, *r.reads)
-    if r.opcode == "core_barrier":
-        return 0.0, 0.0
-    if r.engine == "sync" or r.opcode.startswith("register_"):
-        return 100.0, 100.0
+    if r.engine == "sync" or r.opcode.startswith(("register_", "core_barrier")):
+        return (0.0, 0.0) if r.opcode == "core_barrier" else (100.0, 100.0)
     far = [abs(a.inner_stride) > 16 and a.free_size > 1 for a in r.reads if a.on_chip]
     if r.engine == "tensor":
         data, moving, passes, slow = r.reads[0], r.reads[0].num_partitions, 2, 1 + any(far)
@@ -47,10 +44,9 @@ def compute_ns(r: Instruction) -> tuple[float, float]:
     first = (*r.writes[:1], *r.reads[:1])
     columns: float = max(a.free_size for a in first)
     if r.engine == "vector":
-        half = all(a.dtype in HALF for a in first)
         in_psum = sum(a.buffer == "psum" for a in first)
         tight = all(a.inner_stride == a.itemsize for a in first)
-        if r.opcode in ("tensor_copy", "tensor_scalar") and half:
+        if r.opcode in ("tensor_copy", "tensor_scalar") and all(a.dtype in HALF for a in first):
             columns /= {(0, True): 4, (0, False): 2, (1, True): 2}.get((in_psum, tight), 1)
         elif r.opcode == "tensor_tensor":
             wide = [a for a in operands if a.free_size > 1]
@@ -98,14 +94,18 @@ class _Pass:
     def __init__(self, records: list[Record]) -> None:
         self.records = records
         self.cells: dict[int, np.ndarray[Any, Any]] = {}
-        """By storage, [3: written, by which engine (0 DMA), read until; 8 partitions; cells]."""
+        """By storage, [3: written, by which engine (0 DMA), read until; partitions; cells]."""
         self.free, self.done, self.used = (defaultdict[Any, float](float) for _ in range(3))
         self.slow_until, self.table, self.trips = 0.0, "", [0]
         self.size: dict[int, int] = defaultdict(int)
+        self.step: dict[int, int] = defaultdict(lambda: 128)
+        """By storage: at which multiples of partitions its operands begin and end."""
         for r in records:
             for a in (*r.writes, *r.reads):
                 stop = a.offset + sum((n - 1) * s for n, s in a.free_dims if s > 0) + a.itemsize
                 self.size[a.storage] = max(self.size[a.storage], stop)
+                rows = a.num_partitions if a.strides[:1] != (0,) else 1
+                self.step[a.storage] = gcd(self.step[a.storage], a.partition, rows)
 
     def run(self) -> Generator[float, float]:
         """Yields when it arrives at each meeting, gets when it goes on; in the end -1."""
@@ -132,7 +132,7 @@ class _Pass:
         """Cells of a storage, and those of an operand."""
         cells, size = self.cells.get(a.storage), CELL[a.buffer]
         if cells is None:
-            shape = 3, 16 if a.on_chip else 1, self.size[a.storage] // size + 1
+            shape = 3, 128 // self.step[a.storage], self.size[a.storage] // size + 1
             cells = self.cells[a.storage] = np.zeros(shape)
         if a.indirect or not a.num_elements:
             return cells, np.s_[:]
@@ -143,8 +143,8 @@ class _Pass:
             else:
                 starts = (starts[:, None] + step * np.arange(n)).reshape(-1)
         touched = [np.arange(s // size, (s + run - 1) // size + 1) for s in starts]
-        first, rows = (a.partition, a.shape[0] if a.strides[0] else 1) if a.on_chip else (0, 1)
-        blocks = np.arange(first // 8, (first + rows - 1) // 8 + 1)
+        step, rows = self.step[a.storage], a.num_partitions if a.strides[0] else 1
+        blocks = np.arange(a.partition // step, (a.partition + rows - 1) // step + 1)
         return cells, np.ix_(np.arange(3), blocks, np.unique(np.concatenate(touched)))
 
     def ready(self, engine: str, r: Instruction | LoopMark, dma: bool = False) -> float:
@@ -188,9 +188,8 @@ class _Pass:
             self.table, busy, latency = r.op, busy + TABLE_NS, latency + TABLE_NS
         tiled = isinstance(r, Matmul) and r.tile_size != (128, 128)
         if r.engine == "tensor":
-            (y, x), (rows, columns) = (0, 0), (128, 128)
-            if isinstance(r, Matmul):
-                (y, x), (rows, columns) = r.tile_position, r.tile_size
+            y, x = getattr(r, "tile_position", (0, 0))
+            rows, columns = getattr(r, "tile_size", (128, 128))
             parts = [(i, j) for i in range(y, y + rows, 32) for j in range(x, x + columns, 32)]
             at = max(at, *(self.free[p] for p in parts))
             if at - self.done["array"] > RAMP_NS / 2 or not self.slow_until:
