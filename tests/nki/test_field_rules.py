@@ -119,6 +119,16 @@ def test_a_line_warns_once_per_launch() -> None:
         assert len(seen) == 1
 
 
+def test_python_shows_a_line_once_for_all_launches() -> None:
+    """The filter that Python starts with; "always" shows it once for each launch."""
+    case = next(case for case in CASES if case.rule == "nested_loops")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            launch(case, bad=True)
+    assert len(seen) == 1
+
+
 def test_error_codes_are_explained() -> None:
     assert [row.name for row in explain("NCC_IBIR092")] == ["loop_psum"]
     command = [sys.executable, "-m", "segattn.reference.nki.rules"]
