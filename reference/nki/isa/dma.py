@@ -233,7 +233,8 @@ def record_dma(
     """Count and record a DMA instruction."""
     dst = writes[0]
     for src in reads:
-        if src.storage is dst.storage and (src.v is not dst.v or src.dynamic is not dst.dynamic):
+        same = src.v is dst.v and src.dynamic is dst.dynamic and not transpose
+        if src.storage is dst.storage and not same:
             check_overlap(opcode, dst, src)
     if dst.buffer in HBM and (opcode, dge) != ("dma_compute", _SWDGE):
         dst.storage.copied_at = kernel_line()[1]
