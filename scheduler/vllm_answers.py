@@ -5,11 +5,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
-from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.request import RequestStatus
-from vllm.version import __version_tuple__
-
 from ..reference.paging import cdiv
 from .admission import Admission
 from .config import PauseState
@@ -17,6 +12,14 @@ from .decode_node import DecodeNode
 from .holdback import Holdback
 from .output import SchedulerOutput
 from .policy import draft_tokens_in_flight, num_tokens_to_hold
+
+try:
+    from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.request import RequestStatus
+    from vllm.version import __version_tuple__
+except ImportError as error:
+    raise ImportError(f"segattn.scheduler.vllm_answers needs extra 'vllm': {error}") from error
 
 RELEASE: tuple[int, int] = __version_tuple__[:2]
 
