@@ -81,7 +81,7 @@ def stream(
     """Pieces of the answer to `messages`, as the engine samples them.
 
     A piece ends where a character does: a token may hold a part of one. RequestError for a
-    conversation that cannot be served.
+    conversation that cannot be served, and when the engine gives it up.
     """
     token_ids = tokenizer.encode_messages(messages)
     engine.add_request(make_request(tokenizer, request_id, token_ids, max_tokens))
@@ -92,6 +92,9 @@ def stream(
             continue
         yield text[len(shown) :]
         shown = text
-    text = tokenizer.decode(engine.completions[request_id].token_ids)
+    completion = engine.completions[request_id]
+    if completion.error is not None:
+        raise RequestError(request_id, completion.error)
+    text = tokenizer.decode(completion.token_ids)
     if text != shown:
         yield text[len(shown) :]
