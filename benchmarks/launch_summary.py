@@ -1,14 +1,23 @@
 """One table of modelled launches: time, FLOPs, bytes, MFU and share of the roofline."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from segattn.reference.nki.cost.constants import BANDS
 from segattn.reference.nki.cost.needs import needs
+from segattn.reference.nki.cost.perfetto import perfetto_trace
 from segattn.reference.nki.cost.result import CostResult
 from segattn.reference.nki.records import Matmul
+from segattn.reference.outputs import OutputFile
 from segattn.reference.terminal import columns, table
+
+
+def save_timeline(result: CostResult, path: Path) -> None:
+    """Write the timeline of a launch for Perfetto."""
+    OutputFile(path).save(json.dumps(perfetto_trace(result)))
 
 
 def launch_rows(every: Sequence[Mapping[str, CostResult]]) -> list[dict[str, Any]]:

@@ -101,8 +101,8 @@ class ModelledCall:
 @pytest.fixture
 def nki_model(request: pytest.FixtureRequest) -> Callable[..., ModelledCall]:
     """`nki_model(kernel, **arguments)` runs a kernel on the interpreter and models it."""
+    from segattn.benchmarks.launch_summary import save_timeline
     from segattn.benchmarks.user_kernel import bound_arguments, model_call
-    from segattn.reference.nki.cost.perfetto import write_perfetto
     from segattn.reference.outputs import output_folder
 
     def model(kernel: Any, *positional: Any, **named: Any) -> ModelledCall:
@@ -114,7 +114,7 @@ def nki_model(request: pytest.FixtureRequest) -> Callable[..., ModelledCall]:
         if folder := request.config.getoption("--nki-trace"):
             for number, launch in enumerate(call.launches):
                 file = f"{name}_{number}_{launch['base'].launch.kernel}.json".replace("/", "_")
-                write_perfetto(launch["base"], output_folder(Path(folder)) / file)
+                save_timeline(launch["base"], output_folder(Path(folder)) / file)
         return ModelledCall(name, call, us, request.config.getoption("--nki-update"))
 
     return model

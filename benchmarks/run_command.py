@@ -25,7 +25,7 @@ from segattn.benchmarks.device.calls import (
     save_call,
 )
 from segattn.benchmarks.kernels.cost_report import print_report
-from segattn.benchmarks.launch_summary import launch_table
+from segattn.benchmarks.launch_summary import launch_table, save_timeline
 from segattn.benchmarks.user_kernel import (
     array_of,
     bound_arguments,
@@ -36,7 +36,6 @@ from segattn.benchmarks.user_kernel import (
 )
 from segattn.reference import nki
 from segattn.reference.nki.cost.constants import BASE, CostConstants
-from segattn.reference.nki.cost.perfetto import write_perfetto
 from segattn.reference.outputs import OutputFile, output_folder
 from segattn.reference.terminal import columns, one_line, phase, table
 
@@ -175,7 +174,7 @@ def _rows(
             print_report(bands, options.stalls, wide=options.wide)
         if options.perfetto:
             name = f"{number:03}_{launch}_{bands['base'].launch.kernel}.json"
-            write_perfetto(bands["base"], options.perfetto / name)
+            save_timeline(bands["base"], options.perfetto / name)
     return [head | row for row in call.rows]
 
 

@@ -18,11 +18,10 @@ from pathlib import Path
 from traceback import walk_tb
 
 from segattn.benchmarks.kernels.cost_report import model_bands, print_report
-from segattn.benchmarks.launch_summary import launch_rows, launch_table
+from segattn.benchmarks.launch_summary import launch_rows, launch_table, save_timeline
 from segattn.reference import nki
 from segattn.reference.nki import launch as launching
 from segattn.reference.nki.cost.constants import BASE, CostConstants
-from segattn.reference.nki.cost.perfetto import write_perfetto
 from segattn.reference.nki.trace import Launch, Trace
 from segattn.reference.outputs import output_folder
 
@@ -60,7 +59,7 @@ def run(options: Namespace) -> int:
         if not options.json:
             print_report(bands, options.stalls, options.path, wide=options.wide)
         if folder:
-            write_perfetto(result, folder / f"{number:03}_{launch.kernel}.json")
+            save_timeline(result, folder / f"{number:03}_{launch.kernel}.json")
     rows = launch_rows(every)
     print(json.dumps(rows) if options.json else launch_table(rows, options.wide))
     if isinstance(failure, (SystemExit, KeyboardInterrupt)):

@@ -43,8 +43,8 @@ from segattn.benchmarks.kernels.targets import (
     Target,
 )
 from segattn.benchmarks.kernels.workloads import Prefill
+from segattn.benchmarks.launch_summary import save_timeline
 from segattn.reference.nki.cost.constants import BANDS, BASE, SENSITIVITY, CostConstants
-from segattn.reference.nki.cost.perfetto import write_perfetto
 from segattn.reference.outputs import OutputFile, output_folder
 from segattn.reference.terminal import columns, table
 
@@ -81,7 +81,7 @@ def targets_table(rows: Sequence[tuple[Target, Modelled]], wide: bool = False) -
                 modelled.label,
                 *(f"{modelled.us[column]:.1f}" for column in COLUMNS),
                 _percent(target.reached(modelled)),
-                _percent(target.at_least),
+                _percent(target.at_least) if target.at_least else "",
                 "" if target.holds(modelled) else "MISS",
                 modelled.bound_by,
                 f"{needs.sbuf_bytes / 1024:.0f}",
@@ -172,9 +172,10 @@ def run_modelled(arguments: Namespace) -> int:
         rows.append((target, modelled))
         if out:
             out.save_json(results_file(rows))
+        aim = f" (target {_percent(target.at_least)})" if target.at_least else ""
         print(
             f"{modelled.label}: modelled {modelled.us['base']:.1f} us, "
-            f"{_percent(target.reached(modelled))} (target {_percent(target.at_least)}); {LAUNCH}; "
+            f"{_percent(target.reached(modelled))}{aim}; {LAUNCH}; "
             f"interpreted in {interpreted:.1f} s",
             file=text,
         )
@@ -187,7 +188,7 @@ def run_modelled(arguments: Namespace) -> int:
             output_folder(arguments.perfetto)
             for number, result in enumerate(results):
                 name = modelled.label.translate(str.maketrans("/ ,()", "_____"))
-                write_perfetto(result, arguments.perfetto / f"{name}_{number}.json")
+                save_timeline(result, arguments.perfetto / f"{name}_{number}.json")
     print(targets_table(rows, arguments.wide), file=text)
     print(legend(constants), file=text)
     if arguments.sensitivity:

@@ -1,7 +1,5 @@
 """Export of a modelled timeline as a trace for ui.perfetto.dev: one track per engine and queue."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from ..records import Dma, Instruction, LoopMark, Matmul
@@ -100,8 +98,3 @@ def perfetto_trace(result: CostResult) -> dict[str, Any]:
             span(step.stream, f"issue {_name(step)}", timing.start, timing.free, args)
     total = {"modelled_us": result.modelled_us, "kernel": result.launch.kernel}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": total}
-
-
-def write_perfetto(result: CostResult, path: Path) -> None:
-    """Write `perfetto_trace` as JSON."""
-    path.write_text(json.dumps(perfetto_trace(result)))
