@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from importlib.util import find_spec
@@ -128,3 +129,31 @@ def test_a_clone_in_a_folder_with_a_dash_runs_tests_and_installs_editable(clone:
     assert result.returncode == 0, result.stdout
     where = run(python, "-c", "import segattn; print(segattn.__file__)", cwd=folder)
     assert Path(where.stdout.strip()) == clone / "__init__.py", where.stderr
+
+
+def test_the_source_distribution_holds_documents_examples_and_tests_that_run(
+    clone: Path, tmp_path: Path
+) -> None:
+    build = "import sys, setuptools.build_meta as b; print(b.build_sdist(sys.argv[1]))"
+    built = run(sys.executable, "-c", build, tmp_path, cwd=clone)
+    assert built.returncode == 0, built.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    for part in ("docs", "examples", "tests"):
+        there = {path.relative_to(folder) for path in (folder / part).rglob("*") if path.is_file()}
+        here = {path.relative_to(clone) for path in (clone / part).rglob("*") if path.is_file()}
+        assert there >= {path for path in here if path.suffix != ".pyc"}, part
+    assert {"README.md", "CHANGELOG.md", "mkdocs.yml", "Makefile"} <= set(os.listdir(folder))
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "segattn").symlink_to(folder)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "path")}
+    tests = (
+        "tests/reference/test_paging.py",
+        "tests/scheduler/test_replay.py",
+        "tests/test_habits.py",
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout

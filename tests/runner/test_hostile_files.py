@@ -15,6 +15,13 @@ from segattn.tests.runner.random_model import random_weights
 from segattn.tests.runner.steps import DECODE, report_of, step
 
 NUMBER_OF_EACH = 5
+CONFIG = {
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 8,
+    "max_model_len": 8,
+    "block_size": 2,
+    "num_blocks": 9,
+}
 VALUES: tuple[object, ...] = (
     None,
     True,
@@ -50,6 +57,8 @@ def nested(content: bytes, rng: random.Random) -> bytes:
 
 def swapped(content: bytes, rng: random.Random) -> bytes:
     """A value of JSON somewhere replaced by one of another type, or a key dropped or added."""
+    if content[:2] == b"\x1f\x8b":
+        return gzip.compress(swapped(gzip.decompress(content), rng))
     try:
         document = json.loads(content)
     except ValueError:
@@ -87,6 +96,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"label": "128/0, 2x128", "us": {"base": 1.0}, "model_flops": 1.0, "model_bytes": 1.0}]
     (folder / "kernels.json").write_text(json.dumps({"rows": rows, "steps": asdict(step())}))
     trace = {"id": "t", "kind": "base", "config": {}, "policy": {}, "events": [["pause", 0]]}
+    finding = trace | {"scheduler": "segattn.scheduler:Scheduler", "judge": "invariants"}
+    finding["config"] = CONFIG
+    finding["events"] = [
+        ["add", {"id": "a", "prompt": [5, 6], "max_tokens": 1}],
+        ["schedule", 0],
+        ["update", 0, [["a", [5]]]],
+    ]
+    (folder / "finding.jsonl.gz").write_bytes(gzip.compress(json.dumps(finding).encode()))
+    (folder / "fuzz.json").write_text(json.dumps({"config": CONFIG, "policy": {}, "kind": "base"}))
     (folder / "t.jsonl.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
     return folder
 
@@ -100,6 +118,10 @@ CASES: dict[str, Callable[[Path], list[object]]] = {
     "report.json": lambda f: ["timeline", f / "report.json", "--html", f / "page.html"],
     "w.jsonl": lambda f: ["policies", "--workload", f / "w.jsonl"],
     "kernels.json": lambda f: ["bench", "plots", f / "kernels.json", "--folder", f / "plots"],
+    "finding.jsonl.gz": lambda f: ["replay", f / "finding.jsonl.gz"],
+    "fuzz.json": lambda f: [
+        *("fuzz", "--minutes", 0, "--config", f / "fuzz.json", "--out", f / "failure.jsonl.gz")
+    ],
     "t.jsonl.gz": lambda f: ["replay", f / "t.jsonl.gz"],
 }
 
