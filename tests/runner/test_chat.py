@@ -12,7 +12,7 @@ from segattn.runner.loading import load_checkpoint
 from segattn.tests.command import Result, segattn
 from segattn.tests.runner.model_files import EOS_TOKEN_ID, write_gguf
 from segattn.tests.runner.random_model import random_weights
-from segattn.tests.runner.test_model_runner import greedy_tokens
+from segattn.tests.runner.runner_steps import greedy_tokens
 
 
 @pytest.fixture(scope="module")
