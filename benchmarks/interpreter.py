@@ -2,8 +2,7 @@
 
 Printed is the ratio of an attention call and of much used
 instructions, the first three with the limits they must keep. Checks and
-trace are on; each side runs with as many BLAS threads as the environment gives, so pin both to
-one (OMP_NUM_THREADS=1).
+trace are on; both sides run BLAS on one thread, unless OMP_NUM_THREADS says more.
 """
 
 from __future__ import annotations

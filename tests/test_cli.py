@@ -227,3 +227,12 @@ def test_the_parser_has_no_option_twice() -> None:
     for parser in leaves(make_parser()):
         assert isinstance(parser, Parser)
         parser.fill()
+
+
+def test_benchmarks_run_blas_on_one_thread_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, expected in ((None, "1"), ("3", "3")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        make_parser().parse_args(["bench", "kernels"])
+        assert os.environ["OMP_NUM_THREADS"] == expected
