@@ -57,22 +57,31 @@ def add_device_options(parser: argparse.ArgumentParser, calls: Path) -> None:
     )
 
 
-def require_device() -> None:
-    """DeviceError unless a Neuron device and AWS's nki are there.
+def require_nki() -> None:
+    """DeviceError unless AWS's nki is there.
 
     From here on this process runs kernels on the interpreter: what it measures, children compile.
     """
     os.environ["SEGATTN_BACKEND"] = "interpreter"
     # Imported late: the backend is chosen when the kernels are imported first.
-    from segattn.kernels.backend import SDK_HINT, aws_nki, neuron_device_present
+    from segattn.kernels.backend import SDK_HINT, aws_nki
+
+    if aws_nki() is None:
+        raise DeviceError(f"AWS's nki is not installed: {SDK_HINT}")
+
+
+def require_device() -> None:
+    """DeviceError unless a Neuron device and AWS's nki are there."""
+    os.environ["SEGATTN_BACKEND"] = "interpreter"
+    from segattn.kernels.backend import neuron_device_present
 
     if not neuron_device_present():
         raise DeviceError(
             "there is no Neuron device here (/dev/neuron0): --backend device needs a trn2 "
-            "instance; --backend interpreter prints modelled times"
+            "instance; --backend interpreter prints modelled times, --backend compile asks AWS's "
+            "compiler"
         )
-    if aws_nki() is None:
-        raise DeviceError(f"AWS's nki is not installed: {SDK_HINT}")
+    require_nki()
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -134,20 +143,43 @@ def _run(command: Sequence[str], environment: Mapping[str, str], step: str) -> N
         raise DeviceError(f"{step} failed with status {done.returncode}:\n{tail}")
 
 
-def compile_and_run(folder: Path, lnc: int = 1) -> dict[str, Array]:
-    """Compile a call for trn2 and run it once on the device; its results by position.
-
-    Keeps `neff/kernel.neff` and `outputs.npz` in the folder.
-    """
+def _launch(folder: Path, lnc: int, backend: str, step: str) -> None:
+    """Call the kernel of a call with AWS's nki in a process of its own, compiled for trn2."""
     environment = {
-        "SEGATTN_BACKEND": "device",
+        "SEGATTN_BACKEND": backend,
         "NKI_ARTIFACTS_DIR": str(folder / "neff"),
         "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
         "NEURON_LOGICAL_NC_CONFIG": str(lnc),
         "NKI_DEBUG_INFO": "True",
     }
     command = [sys.executable, "-m", "segattn.benchmarks.device.launch", str(folder)]
-    _run(command, environment, f"compiling and running {folder.name}")
+    _run(command, environment, f"{step} {folder.name}")
+
+
+def compile_only(folder: Path, lnc: int = 1) -> Path:
+    """Compile a call for trn2 on a machine without a device; its NEFF.
+
+    AWS's nki keeps the NEFF although running it fails then; DeviceError if there is none.
+    """
+    neff = folder / "neff" / "kernel.neff"
+    neff.unlink(missing_ok=True)
+    try:
+        # "device" would ask for one; the kernel is called by itself, not simulated.
+        _launch(folder, lnc, "simulator", "compiling")
+    except DeviceError:
+        if not neff.exists():
+            raise
+    if not neff.exists():
+        raise DeviceError(f"compiling {folder.name} left no {neff}")
+    return neff
+
+
+def compile_and_run(folder: Path, lnc: int = 1) -> dict[str, Array]:
+    """Compile a call for trn2 and run it once on the device; its results by position.
+
+    Keeps `neff/kernel.neff` and `outputs.npz` in the folder.
+    """
+    _launch(folder, lnc, "device", "compiling and running")
     return load_arrays(folder / "outputs.npz")
 
 

@@ -1,20 +1,17 @@
 """The device side of `segattn bench kernels`: compile, check, time, keep the NEFF.
 
-The host function runs once on the interpreter, which gives the launches' raw arguments and the
-results to expect; each launch then becomes a call folder (see `calls.py`). What the host function
+The launch runs once on the interpreter, which gives the raw arguments and the results to expect; it
+then becomes a call folder (see `calls.py`). What the host function
 gives is compared with the reference, so that the results to expect are right.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import signature
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +19,13 @@ from numpy.typing import NDArray
 from segattn import __version__
 from segattn.benchmarks.device.calls import (
     DeviceError,
-    Timing,
     compile_and_run,
     measure,
     profile,
     require_device,
     save_call,
 )
-from segattn.benchmarks.kernels.modelled import Functions, public_functions
+from segattn.benchmarks.device.compile_gate import kernel_name, named_arguments, prepared
 from segattn.benchmarks.kernels.targets import Target
 from segattn.benchmarks.kernels.workloads import Workload
 from segattn.benchmarks.user_kernel import relative_error
@@ -49,60 +45,30 @@ class CapturedLaunch:
     """"module:function" inside the package."""
     arguments: dict[str, Any]
     """Copies from before the launch, by parameter name."""
-    num_cores: int | None
+    num_cores: int
     results: tuple[NDArray[Any], ...]
 
 
-@contextmanager
-def _captured() -> Iterator[list[CapturedLaunch]]:
-    """Collects the launches of host functions called inside."""
-    backend = import_module("segattn.kernels.backend")
-    captured: list[CapturedLaunch] = []
-    original = backend.run
+def capture(workload: Workload, lnc: int = 1) -> tuple[CapturedLaunch, Any]:
+    """The launch of a workload and the results of its host function, on the interpreter.
 
-    def run(kernel: Any, lnc: int, *args: Any) -> Any:
-        function = kernel.function
-        bound = signature(function).bind(*args)
-        copies = {
-            name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in bound.arguments.items()
-        }
-        results = original(kernel, lnc, *args)
-        arrays = results if isinstance(results, tuple) else (results,)
-        module = function.__module__.removeprefix("segattn.")
-        captured.append(
-            CapturedLaunch(
-                f"{module}:{function.__name__}",
-                copies,
-                lnc,
-                tuple(np.array(array) for array in arrays),
-            )
-        )
-        return results
-
-    # The host functions have no hook for this, and only a benchmark needs one.
-    with mock.patch.object(backend, "run", run):
-        yield captured
-
-
-def capture(
-    workload: Workload, functions: Functions, lnc: int = 1
-) -> tuple[list[CapturedLaunch], Any]:
-    """Launches and results of one call of a workload on the interpreter.
-
-    Cache writes take one core.
+    Where the check of the bounded softmax fails, the launch is the one that fails.
     """
-    options = {} if workload.kernel == "write_kv_cache" else {"lnc": lnc}
-    with _captured() as captured:
-        result = functions[workload.kernel](
-            **workload.arguments(np.random.default_rng(0)), **options
-        )
-    return captured, result
+    launch = prepared(workload, lnc=lnc)
+    copies = {
+        name: value.copy() if isinstance(value, np.ndarray) else value
+        for name, value in named_arguments(launch).items()
+    }
+    results = import_module("segattn.kernels.launch").execute(launch)
+    arrays = results if isinstance(results, tuple) else (results,)
+    kept = tuple(np.array(array) for array in arrays)
+    captured = CapturedLaunch(kernel_name(launch), copies, launch.grid, kept)
+    return captured, launch.finish(results)
 
 
 def reference_error(workload: Workload, result: Any) -> float:
     """Largest relative error of the results of `capture`: attention and caches."""
-    reference: Functions = vars(attention)
+    reference: Mapping[str, Any] = vars(attention)
     arguments = workload.arguments(np.random.default_rng(0))
     arguments.pop("softmax", None)  # which only kernels have a choice of
     expected = reference[workload.kernel](**arguments)
@@ -111,32 +77,28 @@ def reference_error(workload: Workload, result: Any) -> float:
     return max(map(relative_error, result, expected))
 
 
-def measure_workload(
-    target: Target, functions: Functions, options: argparse.Namespace
-) -> dict[str, Any]:
-    """One row of the results: measured times of all launches of a workload, and errors."""
+def measure_workload(target: Target, options: argparse.Namespace) -> dict[str, Any]:
+    """One row of the results: measured times of a workload's launch, and errors."""
     workload = target.workload
     name = workload.label.translate(str.maketrans("/ ,()", "_____"))
-    timings: list[Timing] = []
-    worst, cores = 0.0, 1
-    launches, result = capture(workload, functions, options.lnc)
-    for number, launch in enumerate(launches):
-        folder = options.calls / f"{name}_{number}"
-        cores = launch.num_cores or 1
-        save_call(folder, launch.kernel, launch.arguments, launch.num_cores)
-        outputs = compile_and_run(folder, cores)
-        for position, expected in enumerate(launch.results):
-            worst = max(worst, relative_error(outputs[str(position)], expected))
-        timings.append(measure(folder, options.nrtpy_python, options.iterations))
-        if options.profile:
-            profile(folder)
-    p50 = sum(t.p50_us for t in timings)
+    launch, result = capture(workload, options.lnc)
+    folder, cores = options.calls / name, launch.num_cores
+    save_call(folder, launch.kernel, launch.arguments, cores)
+    outputs = compile_and_run(folder, cores)
+    worst = max(
+        relative_error(outputs[str(position)], expected)
+        for position, expected in enumerate(launch.results)
+    )
+    timing = measure(folder, options.nrtpy_python, options.iterations)
+    if options.profile:
+        profile(folder)
+    p50 = timing.p50_us
     flops, moved = workload.model_flops, workload.model_bytes
     return {
         "label": workload.label,
         "kernel": workload.kernel,
         "p50_us": p50,
-        "p99_us": sum(t.p99_us for t in timings),
+        "p99_us": timing.p99_us,
         "iterations": options.iterations,
         "relative_error": worst,
         "reference_error": reference_error(workload, result),
@@ -148,11 +110,7 @@ def measure_workload(
     }
 
 
-def run_measured(
-    targets: Sequence[Target],
-    options: argparse.Namespace,
-    functions: Callable[[], Functions] = public_functions,
-) -> int:
+def run_measured(targets: Sequence[Target], options: argparse.Namespace) -> int:
     """Measure on the device; 1 if a row failed or is wrong. DeviceError without a device."""
     require_device()
     out = OutputFile(options.out) if options.out else None
@@ -161,7 +119,7 @@ def run_measured(
     for target in targets:
         label = target.workload.label
         try:
-            row = measure_workload(target, functions(), options)
+            row = measure_workload(target, options)
         except DeviceError as error:
             # The other rows are worth measuring all the same.
             row = {"label": label, "kernel": target.workload.kernel, "error": str(error)}

@@ -20,6 +20,7 @@ import numpy as np
 
 from segattn import __version__
 from segattn.benchmarks.device.calls import ITERATIONS, add_device_options
+from segattn.benchmarks.device.compile_gate import run_compiled
 from segattn.benchmarks.device.kernels import run_measured
 from segattn.benchmarks.kernels.cost_report import LAUNCH, model_bands, print_report
 from segattn.benchmarks.kernels.documented import documented_lines
@@ -47,6 +48,9 @@ from segattn.benchmarks.launch_summary import save_timeline
 from segattn.reference.nki.cost.constants import BANDS, BASE, SENSITIVITY, CostConstants
 from segattn.reference.outputs import OutputFile, output_folder
 from segattn.reference.terminal import columns, table
+
+BACKENDS = ("interpreter", "compile", "device")
+"""Modelled times, AWS's compiler without a device, measured times."""
 
 
 def _selected(only: str) -> list[Target]:
@@ -251,7 +255,9 @@ def results_file(rows: Sequence[tuple[Target, Modelled]]) -> dict[str, Any]:
 
 def add_arguments(made: ArgumentParser) -> None:
     """Options of `segattn bench kernels`."""
-    made.add_argument("--backend", choices=("interpreter", "device"), default="interpreter")
+    made.add_argument(
+        "--backend", choices=("interpreter", "compile", "device"), default="interpreter"
+    )
     made.add_argument(
         "--lnc", type=int, choices=(1, 2), default=1, help="cores that share the attention"
     )
@@ -291,4 +297,6 @@ def run(arguments: Namespace) -> int:
         arguments.parser.error(f"--stalls={arguments.stalls}: must be at least 0")
     if arguments.backend == "device":
         return run_measured(_chosen(arguments), arguments)
+    if arguments.backend == "compile":
+        return run_compiled(_chosen(arguments), arguments)
     return run_modelled(arguments)

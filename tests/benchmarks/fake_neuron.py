@@ -52,12 +52,16 @@ class Compiled:
         fault = os.environ.get("FAKE_FAULT", "")
         if fault == f"compile {self.function.__name__}":
             raise RuntimeError("[NCC_EXTP003] too many instructions")
+        if fault == f"loop {self.function.__name__}":
+            raise RuntimeError("[NCC_IBIR092] Live-in location is not in DRAM")
         bound = inspect.signature(self.function).bind(*arguments).arguments
         names = [name for name, value in bound.items() if isinstance(value, np.ndarray)]
         folder = Path(ARTIFACTS)
         folder.mkdir(parents=True, exist_ok=True)
         environment = {name: os.environ[name] for name in KEPT}
         (folder / "kernel.neff").write_text(json.dumps([names, environment]))
+        if not any(Path("/dev").glob("neuron*")):
+            raise RuntimeError("nrt_init failed: no device")
         results = self.kernel(*arguments)
         if fault == f"result {self.function.__name__}":
             results[:] = 0
@@ -112,18 +116,22 @@ def _script(path: Path, text: str) -> Path:
     return path
 
 
-def instance(folder: Path, fault: str = "") -> tuple[dict[str, str], Path]:
+def instance(folder: Path, fault: str = "", device: bool = True) -> tuple[dict[str, str], Path]:
     """Environment of a process on such an instance, and the Python that has nrtpy.
+
+    Without a device there are `nki` and `neuronx-cc`.
 
     `fault`: "compile KERNEL" or "result KERNEL" names a kernel function that fails or is wrong.
     """
     nki, nrtpy, programs = (folder / name for name in ("nki_venv", "nrtpy_venv", "bin"))
     for each in (nki / "nki", nrtpy, programs):
         each.mkdir(parents=True)
-    (nki / "sitecustomize.py").write_text(SITE)
+    if device:
+        (nki / "sitecustomize.py").write_text(SITE)
     (nki / "nki" / "__init__.py").write_text(NKI)
     (nrtpy / "nrtpy.py").write_text(NRTPY)
     _script(programs / "neuron-explorer", EXPLORER)
+    _script(programs / "neuronx-cc", "#!/bin/sh\n")
     python = _script(
         nrtpy / "python", f'#!/bin/sh\nPYTHONPATH="{nrtpy}" exec "{sys.executable}" "$@"\n'
     )

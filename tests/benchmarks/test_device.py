@@ -27,7 +27,6 @@ from segattn.benchmarks.device.kernels import (
     capture,
     reference_error,
 )
-from segattn.benchmarks.kernels.modelled import public_functions
 from segattn.benchmarks.kernels.workloads import Prefill
 from segattn.benchmarks.user_kernel import relative_error
 from segattn.cli import main
@@ -103,7 +102,7 @@ def test_a_call_keeps_the_order_of_arrays_and_scalars(tmp_path: Path) -> None:
 
 def test_a_captured_launch_replayed_from_its_folder_gives_the_same_result(tmp_path: Path) -> None:
     workload = Prefill(128, 32, q_heads=2, head_dim=64, block_size=16)
-    (launch,), result = capture(workload, public_functions())
+    launch, result = capture(workload)
     assert 0 < reference_error(workload, result) < 5e-3
     assert reference_error(workload, 1.02 * result.astype(np.float32)) > TOLERANCE
     assert launch.kernel == "kernels.device.segmented_attention_nki:segmented_attention_kernel"
@@ -187,12 +186,12 @@ sys.exit(main(["bench", *sys.argv[1:]]))
 
 
 def _bench(
-    tmp_path: Path, *arguments: str, fault: str = ""
+    tmp_path: Path, *arguments: str, fault: str = "", backend: str = "device"
 ) -> tuple["subprocess.CompletedProcess[str]", Path]:
     """`segattn bench ... --backend device` in a process on a made-up instance, and its folder."""
-    environment, python = instance(tmp_path / "instance", fault)
+    environment, python = instance(tmp_path / "instance", fault, device=backend == "device")
     calls = tmp_path / "calls"
-    options = ["--backend", "device", "--nrtpy-python", str(python), "--calls", str(calls)]
+    options = ["--backend", backend, "--nrtpy-python", str(python), "--calls", str(calls)]
     done = subprocess.run(
         [sys.executable, "-c", SMALL_BENCH, *arguments, *options],
         env=environment, capture_output=True, text=True, check=False,
@@ -240,6 +239,29 @@ def test_a_wrong_result_is_told(tmp_path: Path) -> None:
     done, _ = _bench(tmp_path, *row, fault="result paged_decode_kernel")
     assert done.returncode == 1
     assert done.stdout.rstrip().endswith("WRONG")
+
+
+def test_the_compile_gate_needs_no_device_and_explains_refusals(tmp_path: Path) -> None:
+    done, calls = _bench(tmp_path, "kernels", fault="loop paged_decode_kernel", backend="compile")
+    assert done.returncode == 1, done.stderr
+    refused, explained, compiled = (
+        line for line in done.stdout.splitlines() if line.startswith(("decode", "    NCC", "write"))
+    )
+    assert refused.startswith("decode 2x128, 8x128: REFUSED: compiling")
+    assert explained.startswith("    NCC_IBIR092: rule loop_psum: a device loop whose body writes")
+    assert compiled.startswith("write 128, 8x128: compiled in")
+    (neff,) = calls.glob("*/neff/kernel.neff")
+    assert neff.parts[-3].startswith("write")
+
+
+def test_the_compile_gate_says_what_is_missing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "segattn", "bench", "kernels", "--backend", "compile"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    (line,) = done.stderr.strip().splitlines()
+    assert "AWS's nki is not installed" in line
 
 
 def test_an_experiment_that_fails_leaves_the_others_in_the_file(tmp_path: Path) -> None:
