@@ -279,9 +279,11 @@ class Batch:
                 keys = self.seen_tokens(part, keys)
             yield from self.scores(keys, e, (at, columns), self.psum.edge_scores, self.edge_tiles)
             own = state.of(at, columns)
-            masked = self.seen_scores(part, own.row_max)
+            row_max = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
+            masked = self.seen_scores(part, row_max)
+            nisa.tensor_copy(dst=own.row_max, src=row_max, engine=nisa.engine.gpsimd)
             yield
-            weights = self.weights(masked, e, own.row_max, at)
+            weights = self.weights(masked, e, row_max, at)
             yield
             found = self.attend(weights, self.seen_tokens(part, values), e)
             for total, new in zip(own.sums(), found, strict=True):
