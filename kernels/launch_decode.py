@@ -54,6 +54,7 @@ class DecodePlan:
         sliding_window: int | None = None,
         k_pre_transposed: bool = False,
         lnc: int = 1,
+        deterministic: str | None = None,
     ) -> "DecodePlan":
         """Plan a step; arguments as those of `paged_decode`.
 
@@ -67,6 +68,7 @@ class DecodePlan:
             kind.read, (q, k_cache, v_cache, block_tables, context_lens)
         )
         lnc = check_cores(lnc)
+        check_choice("deterministic", deterministic, (None, "batch"))
         group = _check_layer(q_, k_rows, v_rows, k_pre_transposed)
         num_requests, _, num_queries, head_dim = q_.shape
         num_kv_heads, block_size = v_rows.shape[1:3]
@@ -84,7 +86,7 @@ class DecodePlan:
             DecodeCall(
                 num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, block_size,
                 k_rows.dtype.itemsize, tables.shape[1] * block_size, window is not None, lnc,
-                k_pre_transposed,
+                k_pre_transposed, deterministic == "batch",
             )
         )  # fmt: skip
         if shape.plan_bytes(lnc) > MOST_PLAN_BYTES:
@@ -122,6 +124,7 @@ def paged_decode(
     lnc: int = 1,
     plan: DecodePlan | None = None,
     return_lse: bool = False,
+    deterministic: str | None = None,
 ) -> Any:
     """Attention of the last tokens of B requests over their cached tokens, their own included.
 
@@ -132,14 +135,17 @@ def paged_decode(
     return_lse (out, lse [B, H, T]).
 
     A `plan` of the step stands for block_tables, context_lens, query_lens, sliding_window,
-    k_pre_transposed and lnc, which are not given then.
+    k_pre_transposed, lnc and deterministic, which are not given then.
+
+    deterministic="batch": the bits of a request's rows do not depend on the other requests, on its
+    place among them, on the width of the table or on lnc. Short contexts then share no work tile.
     """
     return run(
         prepare_paged_decode(
             q, k_cache, v_cache, block_tables, context_lens, plan=plan, query_lens=query_lens,
             scale=scale, sliding_window=sliding_window, sinks=sinks, k_scale=k_scale,
             v_scale=v_scale, k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
-            return_lse=return_lse,
+            return_lse=return_lse, deterministic=deterministic,
         )
     )  # fmt: skip
 
@@ -162,6 +168,7 @@ def prepare_paged_decode(
     softmax: str = "auto",
     lnc: int = 1,
     return_lse: bool = False,
+    deterministic: str | None = None,
 ) -> Launch[Any]:
     """The checked and planned launch of `paged_decode`."""
     check_choice("softmax", softmax, ("auto", "exact"))
@@ -169,12 +176,13 @@ def prepare_paged_decode(
         plan = DecodePlan.build(
             q, k_cache, v_cache, block_tables, context_lens, query_lens=query_lens,
             sliding_window=sliding_window, k_pre_transposed=k_pre_transposed, lnc=lnc,
+            deterministic=deterministic,
         )  # fmt: skip
     else:
         _check_alone(
             block_tables=block_tables, context_lens=context_lens, query_lens=query_lens,
             sliding_window=sliding_window, k_pre_transposed=k_pre_transposed or None,
-            lnc=None if lnc == 1 else lnc,
+            lnc=None if lnc == 1 else lnc, deterministic=deterministic,
         )  # fmt: skip
     kind = array_kind(q=q, k_cache=k_cache, v_cache=v_cache)
     q_, k_rows, v_rows = map(kind.read, (q, k_cache, v_cache))

@@ -16,8 +16,8 @@ Query row i of a chunk stands at position prior_tokens + i and sees the keys at 
 max(0, position - sliding_window + 1) .. position. A row that sees no key is zero, as is every row
 past the real ones. Only rows that are named here are ever read, so whatever lies in padding or in
 unused cache rows has no influence. Any S, d and block size is taken. Attention is returned in
-float64, that is before the kernels' one cast to the dtype of q. `kv_segment_size`, `softmax` and
-`lnc` say how a kernel works, not what it computes: they are accepted and change nothing.
+float64, that is before the kernels' one cast to the dtype of q. `kv_segment_size`, `softmax`,
+`lnc` and `deterministic` say how a kernel works, not what it computes: they change nothing here.
 
 With return_lse the result has lse [H, S] ([B, H, T]) as its last part: the natural logarithm of
 each row's softmax sum, the sink included, -inf where the row is not real or sees no key. Parts of
@@ -143,6 +143,7 @@ def paged_decode(
     softmax: str = "auto",
     lnc: int = 1,
     return_lse: bool = False,
+    deterministic: str | None = None,
 ) -> Any:
     """Attention of the last tokens of B requests over their cached tokens, their own included.
 

@@ -110,7 +110,8 @@ def plan_lists(shape: DecodeShape, step: Step) -> DecodeLists:
     sequences = np.flatnonzero(np.repeat((num_runs > 0) | (edges.counts > 0), heads))
     counts = np.repeat(num_runs, heads)
     pieces = [Runs(c, 0, counts[c]) for c in sequences.tolist()]
-    by_core, shared = pack_cores(pieces, shape.tile_segments, cores)
+    may_share = not shape.batch_invariant
+    by_core, shared = pack_cores(pieces, shape.tile_segments, cores, may_share)
     table = np.array(
         [
             (core, s.tile, s.number, s.place, *s.runs)

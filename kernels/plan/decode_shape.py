@@ -51,6 +51,9 @@ class DecodeShape:
     """Most edge runs of a sequence."""
     batches: int
     """Most batches of a core."""
+    batch_invariant: bool
+    """Every sequence has tiles, edges and a core of its own: nothing that is added up depends on
+    another one or on where it stands."""
 
     @property
     def segments(self) -> int:
@@ -60,6 +63,8 @@ class DecodeShape:
     @property
     def part_segments(self) -> int:
         """Segments whose edge runs and query rows lie on 128 partitions together."""
+        if self.batch_invariant:
+            return 1
         return min(
             self.segments, PARTITIONS // self.rows, PARTITIONS // self.edge_runs,
             MATMUL_COLUMNS // (self.edge_tokens * self.rows),
@@ -97,6 +102,7 @@ class DecodeCall:
     has_window: bool
     num_cores: int
     k_pre_transposed: bool = False
+    batch_invariant: bool = False
 
 
 def decode_shape(call: DecodeCall) -> DecodeShape:
@@ -110,14 +116,16 @@ def decode_shape(call: DecodeCall) -> DecodeShape:
     # A tile that few sequences can fill has short runs, on all partitions.
     while (
         tokens > SHORTEST_RUN
-        and not call.k_pre_transposed
+        and not (call.k_pre_transposed or call.batch_invariant)
         and 2 * tokens * PARTITIONS * call.num_cores
         >= 3 * call.table_tokens * min(sequences, _most_segments(tokens * rows))
     ):
         tokens //= 2
     runs = cdiv(call.table_tokens, tokens)
     tile_segments = _tile_segments(cdiv(sequences, call.num_cores), runs, rows, tokens)
-    if call.k_pre_transposed:
+    if call.batch_invariant:
+        tile_segments = 1
+    elif call.k_pre_transposed:
         tile_segments = min(tile_segments, 2)
     # Only whole blocks of pre-transposed keys are long runs, at the edges as well.
     whole = call.k_pre_transposed and tokens == call.block_size
@@ -126,11 +134,17 @@ def decode_shape(call: DecodeCall) -> DecodeShape:
         edge //= 2
     edge_runs = (1 + call.has_window) * max(1, cdiv(tokens + queries - 2, edge))
     total = cdiv(most_tiles(sequences, runs, tile_segments), call.num_cores) + call.num_cores - 1
+    if call.batch_invariant and call.num_cores == 2:
+        # A core may have one sequence more than half.
+        total += cdiv(runs, PARTITIONS)
     most = max(1, min(MOST_TILES, total, MATMUL_COLUMNS // (tile_segments * rows)))
     while True:
         batches = cdiv(total, most)
         tiles = cdiv(total, batches)
-        shape = DecodeShape(rows, queries, tokens, tiles, tile_segments, edge, edge_runs, batches)
+        shape = DecodeShape(
+            rows, queries, tokens, tiles, tile_segments, edge, edge_runs, batches,
+            call.batch_invariant,
+        )  # fmt: skip
         if most == 1 or 3 * shape.parts * edge * head_bytes <= EDGE_BYTES:
             return shape
         most -= 1

@@ -63,7 +63,7 @@ def most_tiles(num_sequences: int, runs_per_sequence: int, tile_segments: int) -
 
 
 def pack_cores(
-    pieces: Sequence[Runs], tile_segments: int, num_cores: int
+    pieces: Sequence[Runs], tile_segments: int, num_cores: int, may_share: bool
 ) -> tuple[list[list[Segment]], int]:
     """The segments of each core, half of the tiles each, and the sequence that two share or -1.
 
@@ -72,6 +72,11 @@ def pack_cores(
     segments = pack(pieces, tile_segments)
     if num_cores == 1:
         return [segments], -1
+    if not may_share and segments:
+        half = cdiv(segments[-1].tile + 1, 2)
+        middle = max(s.runs.sequence for s in segments if s.tile < half)
+        first = [runs for runs in pieces if runs.sequence <= middle]
+        return [pack(first, tile_segments), pack(pieces[len(first) :], tile_segments)], -1
     end = cdiv(segments[-1].tile + 1, 2) if segments else 0
     first_segments = [segment for segment in segments if segment.tile < end]
     if len(first_segments) == len(segments):

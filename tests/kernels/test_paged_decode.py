@@ -248,7 +248,7 @@ def test_segments_hold_every_run_once_and_in_order(
     lengths: list[int], tile_segments: int, num_cores: int
 ) -> None:
     pieces = [work_tiles.Runs(sequence, 0, length) for sequence, length in enumerate(lengths)]
-    cores, shared = work_tiles.pack_cores(pieces, tile_segments, num_cores)
+    cores, shared = work_tiles.pack_cores(pieces, tile_segments, num_cores, True)
     assert len(cores) == num_cores
     runs: dict[int, list[int]] = {sequence: [] for sequence in range(len(lengths))}
     most = work_tiles.most_tiles(len(lengths), max(lengths, default=0), tile_segments)

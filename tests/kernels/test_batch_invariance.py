@@ -1,0 +1,90 @@
+"""deterministic="batch": a request's bits depend on nothing but the request."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segattn import kernels
+from segattn.reference import attention as reference
+from segattn.tests.kernels.cases import Options, block_sizes, gqa, options, seeds
+
+BF16 = ml_dtypes.bfloat16
+WIDTH = 20
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[Any], dict[str, Any], Any]:
+    """A call of paged_decode: contexts that fill several work tiles, or less than one."""
+    option: Options = draw(options)
+    dtype = draw(st.sampled_from([np.float32, BF16]))
+    (num_heads, num_kv_heads), block_size = draw(gqa), draw(block_sizes)
+    rng = np.random.default_rng(draw(seeds))
+    batch, queries, d = draw(st.integers(2, 6)), draw(st.integers(1, 2)), 64
+    cached = rng.standard_normal((2, batch * WIDTH, num_kv_heads, block_size, d)) * 2
+    k_cache, v_cache = (each.astype(option.cache_dtype(dtype)) for each in cached)
+    tables = rng.permutation(batch * WIDTH).reshape(batch, WIDTH).astype(np.int32)
+    tables[rng.random(tables.shape) < 0.05] = -1
+    lengths = rng.integers(0, WIDTH * block_size + 1, batch).astype(np.int32)
+    lengths[0] = rng.integers(0, 20)
+    counts = np.minimum(lengths, rng.integers(0, queries + 1, batch)).astype(np.int32)
+    q = rng.standard_normal((batch, num_heads, queries, d)).astype(dtype)
+    named = option.arguments(rng, num_heads) | option.scales(rng, num_kv_heads, dtype)
+    call = [q, option.stored_keys(k_cache), v_cache, tables, lengths]
+    return call, {"query_lens": counts, **named}, rng
+
+
+def attend(
+    call: list[Any], named: dict[str, Any], which: Any, width: int, lnc: int
+) -> tuple[Any, Any]:
+    """Some of the requests, in this order, with tables of some width."""
+    q, k_cache, v_cache, tables, lengths = call
+    chosen = np.full((len(which), width), -1, np.int32)
+    chosen[:, : tables.shape[1]] = tables[which]
+    given = {**named, "query_lens": named["query_lens"][which], "lnc": lnc}
+    arrays = (q[which], k_cache, v_cache, chosen, lengths[which])
+    out: Any = kernels.paged_decode(*arrays, **given, return_lse=True, deterministic="batch")
+    return out[0], out[1]
+
+
+@settings(max_examples=12, deadline=None)
+@given(drawn=batches(), width=st.integers(WIDTH, 4 * WIDTH))
+def test_neither_batch_nor_place_nor_table_nor_cores_change_a_bit(
+    drawn: tuple[list[Any], dict[str, Any], Any], width: int
+) -> None:
+    call, named, rng = drawn
+    every = np.arange(len(call[0]))
+    out, lse = attend(call, named, every, WIDTH, 1)
+    expected = reference.paged_decode(*call, **named)
+    error = np.linalg.norm(out.astype(np.float64) - expected)
+    assert error <= 1.2e-2 * np.linalg.norm(expected)
+    order = rng.permutation(every)
+    for which, lnc in ((order, 2), (every[:1], 1), (every[1:2], 2)):
+        found, found_lse = attend(call, named, which, width, lnc)
+        np.testing.assert_array_equal(found, out[which])
+        np.testing.assert_array_equal(found_lse, lse[which])
+
+
+def test_without_it_the_batch_does_change_bits() -> None:
+    rng = np.random.default_rng(0)
+    k_cache, v_cache = rng.standard_normal((2, 64, 1, 16, 64)).astype(np.float32)
+    q = rng.standard_normal((2, 4, 1, 64)).astype(np.float32)
+    tables = rng.permutation(64).reshape(2, 32).astype(np.int32)
+    lengths = np.array([500, 300], np.int32)
+    together = kernels.paged_decode(q, k_cache, v_cache, tables, lengths)
+    alone = kernels.paged_decode(q[1:], k_cache, v_cache, tables[1:, :19], lengths[1:])
+    assert (together[1] != alone[0]).any()
+
+
+def test_it_is_none_or_batch_and_part_of_a_plan() -> None:
+    cache, q = np.zeros((4, 1, 16, 64), np.float32), np.zeros((1, 1, 1, 64), np.float32)
+    step = (q, cache, cache, np.zeros((1, 2), np.int32), np.array([3], np.int32))
+    with pytest.raises(ValueError, match="deterministic='all': must be one of None, batch"):
+        kernels.paged_decode(*step, deterministic="all")
+    plan = kernels.DecodePlan.build(*step, deterministic="batch")
+    assert plan.shape.batch_invariant
+    with pytest.raises(ValueError, match="deterministic: given with a plan"):
+        kernels.paged_decode(q, cache, cache, plan=plan, deterministic="batch")
