@@ -49,7 +49,9 @@ FAST_TESTS := tests/reference tests/scheduler tests/test_architecture.py tests/t
     tests/runner/test_bucket_planner.py tests/kernels/test_rejected_arguments.py
 
 test-fast: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/scheduler/testing $(FAST_TESTS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/scheduler/testing \
+	    --ignore tests/scheduler/test_golden_traces.py \
+	    --ignore tests/scheduler/test_waiting_reasons.py $(FAST_TESTS)
 
 # The lower bounds that pyproject.toml declares, on the oldest Python.
 $(OLDEST_VENV)/.ready: pyproject.toml tests/checks/lower_bounds.py $(VENV)/.model
