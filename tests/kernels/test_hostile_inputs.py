@@ -10,6 +10,7 @@ import pytest
 from segattn.kernels import padded_prefill, segmented_attention
 from segattn.reference import attention as reference
 from segattn.reference.nki import activations
+from segattn.reference.nki.strict import Plans
 from segattn.tests.kernels.cases import Array, assert_close, garbage, padded_rows, paged_tokens
 
 BF16 = ml_dtypes.bfloat16
@@ -79,7 +80,7 @@ def flushing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's exp flushes denormals to zero."""
     monkeypatch.setitem(activations.ACTIVATIONS, "exp", activations.Activation("exp", flushing_exp))
     # The plans of instructions that ran before hold the other exp.
-    monkeypatch.setattr(sys.modules["segattn.reference.nki.isa.activation"], "_plans", {})
+    monkeypatch.setattr(sys.modules["segattn.reference.nki.isa.activation"], "_plans", Plans())
 
 
 @pytest.mark.parametrize("name", FLAGGED)
