@@ -93,8 +93,12 @@ class NeuronScheduler(Scheduler):
         """Decide the next step: one prefill chunk or a batch of decodes.
 
         Raises what `Scheduler.schedule` raises, and RuntimeError if the literal policies mix the
-        two; every request is in its queue then.
+        two or a step is in flight though the class is not asynchronous: decodes would run in
+        alternate steps. Every request is in its queue then.
         """
+        if self.steps_in_flight and not self.is_async:
+            num_steps = len(self.steps_in_flight)
+            raise RuntimeError(f"{num_steps} step is in flight: use NeuronAsyncScheduler")
         try:
             return self.rules.schedule(super().schedule, throttle_prefills)
         except BaseException:

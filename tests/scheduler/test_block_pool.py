@@ -46,3 +46,14 @@ def test_everything_is_derived_from_block_tables() -> None:
     assert pool.ref_counts == [0, 2, 1, 1, 0, 0, 0]
     assert list(pool.free) == [6, 4, 5]
     assert pool.blocks_by_digest() == {b"x": [1], b"y": [2]}
+
+
+def test_a_block_is_evicted_only_under_the_digest_that_it_has() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.take(1)
+    pool.insert([block], [b"new"])
+    # Cached, freed, taken and cached again in one step: two entries, one of which holds.
+    pool.evict([(block, b"old")])
+    assert pool.blocks_by_digest() == {b"new": [block]}
+    pool.evict([(block, b"old"), (block, b"new")])
+    assert pool.blocks_by_digest() == {}

@@ -148,3 +148,15 @@ def test_a_hit_on_blocks_of_another_prompt_is_noticed(monkeypatch: pytest.Monkey
     served.scheduler.add_request(Request("b", [7, 8, 9], 4))
     served.step()
     assert served.complaints[0].startswith("b: position 0 in block 1 was not computed")
+
+
+def test_only_the_blocks_of_the_victim_are_hidden() -> None:
+    scheduler = Scheduler(SchedulerConfig(4, 16, 32, 2, 30))
+    for name, prompt in (("a", [1, 2, 3, 4, 5]), ("b", [9, 8, 7, 6, 5])):
+        scheduler.add_request(Request(name, prompt, 4))
+    scheduler.schedule()
+    manager = scheduler.kv_cache_manager
+    a, b = scheduler.requests.values()
+    assert manager.block_pool.blocks_by_digest().keys() == {*a.block_hashes, *b.block_hashes}
+    manager.uncache(a)
+    assert manager.block_pool.blocks_by_digest().keys() == {*b.block_hashes}
