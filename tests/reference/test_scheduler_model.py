@@ -18,7 +18,7 @@ COUNTS = {
     "neuron": 200,
     "neuron_async": 80,
     "targeted": 15,
-    "new_rules": 22,
+    "new_rules": 25,
 }
 WITHOUT_OPTIONS = (
     "lone_request", "min_tokens", "priority_self", "priority_victim", "reset_reported",
