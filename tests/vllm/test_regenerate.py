@@ -21,7 +21,8 @@ def test_an_undescribed_change_of_vllm_is_reported_and_a_known_one_is_named(
     write_traces(path, iter([*read_traces(TRACES / "targeted.jsonl.gz")][:8]))
     assert main([str(path), "--out", str(tmp_path / "now")]) == 0
     assert "8 of 8 traces are as recorded" in capsys.readouterr().out
-    assert (tmp_path / "now" / path.name).read_bytes() == path.read_bytes()
+    # Not the bytes: the recorded files list the queues in another order.
+    assert [*read_traces(tmp_path / "now" / path.name)] == [*read_traces(path)]
     with undone([SELF_PREEMPTION]) as absent:
         assert absent == []
         # These are the seeds that were searched for this rule of 0.33.
