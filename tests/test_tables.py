@@ -39,9 +39,11 @@ COMMANDS = {
     "bench run": f"bench run {NAME} --shape x=128,64 --check k.py::reference --stalls 3",
     "bench kernels": "bench kernels --rows 128 --heads 1 --head-dim 64 --stalls 3",
     "bench footprint": "bench footprint --samples 1 --kernel write_kv_cache",
+    "bench interpreter": "bench interpreter --rounds 1",
+    "bench microbenchmarks": "bench microbenchmarks",
     "trace": f"trace --stalls 3 {ROOT}/examples/raw_kernel.py",
 }
-PLAIN = ("buckets", "policies", "explore", "replay")
+PLAIN = ("buckets", "policies", "explore", "replay", "bench microbenchmarks")
 """These print no rule of dashes, and all of their lines are short."""
 
 

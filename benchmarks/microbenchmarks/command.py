@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -86,7 +87,7 @@ def run_sheet(
     for part in ("ns_per_repetition", "constants", "findings", "failed"):
         results[part] = {}
     for experiment in experiments:
-        print(f"{experiment.name}: {experiment.question}")
+        print(_wrapped(f"{experiment.name}: {experiment.question}"))
         try:
             measured = run_experiment(experiment, runner)
         except DeviceError as error:
@@ -95,7 +96,7 @@ def run_sheet(
             keep()
             continue
         results["ns_per_repetition"][experiment.name] = measured
-        print("  " + ", ".join(f"{point}: {ns:.1f} ns" for point, ns in measured.items()))
+        print(_wrapped("  " + ", ".join(f"{at}: {ns:.1f} ns" for at, ns in measured.items())))
         fitted = experiment.fit(measured)
         results["constants"].update(fitted)
         for name, value in fitted.items():
@@ -106,6 +107,10 @@ def run_sheet(
             print(f"  {name}: {answer}")
         keep()
     return results
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, subsequent_indent="  ")
 
 
 def run_findings(

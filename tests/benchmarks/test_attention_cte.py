@@ -93,6 +93,7 @@ def test_rows_of_four_heads_must_gain(heads: int, best: float, base: float, hold
     ours = {"best": 100.0, "base": 100.0, "field": 150.0}
     row = Comparison(Prefill(512, 512, heads), ours, {"best": best, "base": base, "field": 300.0})
     assert row.holds() == holds
+    assert max(map(len, comparison_table([row]).splitlines())) <= 80
     *cells, mark = (comparison_table([row], wide=True) + " -").splitlines()[-1].split()
     assert mark == "-"
     assert cells[2:11] == [
