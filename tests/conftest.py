@@ -32,3 +32,13 @@ def no_nki_left_behind() -> Iterator[None]:
     yield
     left = [name for name in sys.modules if name.split(".")[0] in ("nki", "neuronxcc")]
     assert left == [], "the test registered these modules and did not remove them"
+
+
+@pytest.fixture(autouse=True)
+def no_level_left_behind() -> Iterator[None]:
+    """A rule that stays at another level would change what the next test's kernel may do."""
+    yield
+    strict = sys.modules.get("segattn.reference.nki.strict")
+    if strict is not None:
+        left = {rule: strict.level(rule) for rule in strict.DEFAULT_LEVELS}
+        assert left == strict.DEFAULT_LEVELS, "the test left rules at another level"

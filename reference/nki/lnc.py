@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -65,7 +66,9 @@ class CorePair:
         """Run `body` on both cores; the results by core. Raises what either of them raised."""
         results: list[Any] = [None, None]
         threads = [
-            threading.Thread(target=self._run_core, args=(i, body, results), daemon=True)
+            threading.Thread(
+                target=copy_context().run, args=(self._run_core, i, body, results), daemon=True
+            )
             for i in range(2)
         ]
         # not Thread.join: interrupted, it takes the thread for ended (Python 3.11)

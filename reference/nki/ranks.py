@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from . import trace
@@ -44,7 +45,9 @@ class World:
         """Run one body per rank; the results by rank. Raises what the first failing rank raised."""
         results: list[Any] = [None] * self.num_ranks
         threads = [
-            threading.Thread(target=self._run_rank, args=(rank, body, results), daemon=True)
+            threading.Thread(
+                target=copy_context().run, args=(self._run_rank, rank, body, results), daemon=True
+            )
             for rank, body in enumerate(bodies)
         ]
         for thread in threads:

@@ -7,8 +7,9 @@ devices have taught is in `rules/field_rules.toml`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar, cast
 
 from .errors import NkiValidationError, NkiWarning, kernel_line
@@ -51,7 +52,8 @@ DEFAULT_LEVELS: Final[dict[str, Level]] = {
     **{name: cast(Level, row.level) for name, row in FIELD_RULES.items()},
 }
 
-_levels: dict[str, Level] = dict(DEFAULT_LEVELS)
+_levels: ContextVar[Mapping[str, Level]] = ContextVar("levels", default=DEFAULT_LEVELS)
+"""Of this thread: another may launch kernels under other levels at the same time."""
 _warned: set[tuple[str, str, int, str]] = set()
 """Rule, file, line and instruction of the warnings of this launch."""
 _registries: dict[str, dict[Any, Any]] = {}
@@ -82,12 +84,12 @@ class Plans(dict[object, Plan]):
 
 def level(rule: str) -> Level:
     """The level of `rule` now."""
-    return _levels[rule]
+    return _levels.get()[rule]
 
 
 @contextmanager
 def strict(field: Level | None = None, **levels: Level) -> Iterator[None]:
-    """Set the levels of the named rules for the duration of a `with` block.
+    """Set the levels of the named rules for the duration of a `with` block, in this thread.
 
     `field` is the level of all rules from the field that are not named. ValueError for an unknown
     rule or level.
@@ -99,13 +101,12 @@ def strict(field: Level | None = None, **levels: Level) -> Iterator[None]:
             raise ValueError(f"unknown rule {rule!r}; known: {sorted(DEFAULT_LEVELS)}")
         if value not in ("error", "warn", "off"):
             raise ValueError(f"level of {rule} is {value!r}; allowed: error, warn, off")
-    before = dict(_levels)
-    _levels.update(levels)
+    before = _levels.get()
+    _levels.set({**before, **levels})
     try:
         yield
     finally:
-        _levels.clear()
-        _levels.update(before)
+        _levels.set(before)
 
 
 def violation(
@@ -120,7 +121,7 @@ def violation(
     launch.
     """
     _broken[0] += 1
-    now = _levels[rule]
+    now = _levels.get()[rule]
     if now == "off":
         return
     file, line = at or kernel_line()

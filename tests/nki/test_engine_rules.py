@@ -1,6 +1,8 @@
 """Rules that hold for every compute instruction: partitions, buffers, engines, patterns."""
 
 import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,33 @@ def test_a_rule_at_warn_warns_at_the_kernel_line_and_goes_on() -> None:
         start_kernel(16, 4)
     line = start_kernel.function.__code__.co_firstlineno + 3
     assert {(str(w.filename), w.lineno) for w in caught} == {(__file__, line)}
+
+
+def test_levels_are_those_of_the_launching_thread_on_every_core() -> None:
+    with nki.strict(start_partition="off"):
+        start_kernel[2](16, 4)
+        nki.run_ranks(start_kernel, [(16, 4), (16, 4)])
+        with ThreadPoolExecutor(1) as pool:
+            refused = pool.submit(start_kernel, 16, 4).exception()
+    assert isinstance(refused, NkiValidationError)
+
+
+def test_threads_may_leave_their_levels_in_any_order() -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def outlives() -> nki.Level:
+        with nki.strict(start_partition="off"):
+            entered.set()
+            assert left.wait(60)
+        return nki.level("start_partition")
+
+    with ThreadPoolExecutor(1) as pool:
+        with nki.strict(start_partition="warn"):
+            after = pool.submit(outlives)
+            assert entered.wait(60)
+        left.set()
+        assert after.result() == "error"
+    assert nki.level("start_partition") == "error"
 
 
 def test_an_unknown_rule_or_level_is_refused() -> None:
