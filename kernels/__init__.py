@@ -9,12 +9,13 @@ supports beyond that stands at the top of its file. Every rejected argument is a
 names it; nothing has been written then. Attention comes back in the dtype of q. NumPy and torch
 caches are updated in place and returned as the same objects; JAX caches come back as new arrays.
 
-Arguments that all attention functions share: `scale` of the scores, 1e-12 to 1e6, None is
-1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks`
-[H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed
-with fp8 caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
-`return_lse`, the result is followed by the natural logarithm of each row's softmax sum, fp32, -inf
-where a row is not real or sees no key: `merge_attention` puts parts together with it; `softmax`:
+Options that all attention functions share (`AttentionOptions`), given as keywords: `scale` of the
+scores, 1e-12 to 1e6, None is 1 / sqrt(head_dim); `sliding_window` W >= 1, a token sees itself and
+the W - 1 before it; `sinks` [H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times
+scale is the real one, needed with fp8 caches; `k_pre_transposed`, the K cache is
+[num_blocks, KV, d, block_size]; `lnc`, 1 or 2; `return_lse`, the result is followed by the natural
+logarithm of each row's softmax sum, fp32, -inf where a row is not real or sees no key:
+`merge_attention` puts parts together with it; `softmax`:
 
     exact     the maximum of every row, online
     bounded   one shift for many rows, verified; FloatingPointError where the check fails. Prefill
@@ -33,10 +34,11 @@ from .launch_prefill import (
     segmented_attention,
 )
 from .launch_write import prepare_write_kv_cache, write_kv_cache
+from .options import AttentionOptions, DecodeOptions, PlanOptions, SegmentedOptions
 
 __all__ = [
-    "DecodePlan", "Launch", "merge_attention", "padded_prefill", "paged_decode",
-    "prepare_merge_attention", "prepare_padded_prefill", "prepare_paged_decode",
-    "prepare_segmented_attention", "prepare_write_kv_cache", "run", "segmented_attention",
-    "write_kv_cache",
+    "AttentionOptions", "DecodeOptions", "DecodePlan", "Launch", "PlanOptions", "SegmentedOptions",
+    "merge_attention", "padded_prefill", "paged_decode", "prepare_merge_attention",
+    "prepare_padded_prefill", "prepare_paged_decode", "prepare_segmented_attention",
+    "prepare_write_kv_cache", "run", "segmented_attention", "write_kv_cache",
 ]  # fmt: skip

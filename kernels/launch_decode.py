@@ -1,30 +1,29 @@
 """The host functions of decode: a step is planned once, each layer is checked and launched."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..reference.attention import queries_per_kv_head
 from .addresses import used_blocks
 from .arrays import Array, array_kind, read_optional
+from .device.decode.batch import DecodeSizes
 from .device.paged_decode_nki import paged_decode_kernel
-from .launch import Launch, execute, run
+from .launch import Launch, execute, launched
+from .options import DECODE, PLAN, DecodeOptions, PlanOptions, check_factors, with_defaults
 from .plan.decode_plan import DecodeLists, Step, plan_lists
 from .plan.decode_shape import MOST_PLAN_BYTES, DecodeCall, DecodeShape, decode_shape
 from .sizes import PARTITIONS
 from .validation import (
-    check_cache_scale,
     check_caches,
     check_choice,
     check_cores,
     check_count,
     check_dtypes,
     check_integers,
-    check_scale,
     check_shape,
-    check_sinks,
     check_window,
     device_fp8,
 )
@@ -42,6 +41,7 @@ class DecodePlan:
     """Shapes of q and the caches, which all layers share, and bytes of their elements."""
 
     @classmethod
+    @with_defaults(PLAN)
     def build(
         cls,
         q: Any,
@@ -49,12 +49,7 @@ class DecodePlan:
         v_cache: Any,
         block_tables: Any,
         context_lens: Any,
-        *,
-        query_lens: Any = None,
-        sliding_window: int | None = None,
-        k_pre_transposed: bool = False,
-        lnc: int = 1,
-        deterministic: str | None = None,
+        **options: Unpack[PlanOptions],
     ) -> "DecodePlan":
         """Plan a step; arguments as those of `paged_decode`.
 
@@ -67,26 +62,27 @@ class DecodePlan:
         q_, k_rows, v_rows, tables, lengths = map(
             kind.read, (q, k_cache, v_cache, block_tables, context_lens)
         )
-        lnc = check_cores(lnc)
+        lnc = check_cores(options["lnc"])
+        deterministic, columns = options["deterministic"], options["k_pre_transposed"]
         check_choice("deterministic", deterministic, (None, "batch"))
-        group = _check_layer(q_, k_rows, v_rows, k_pre_transposed)
+        group = _check_layer(q_, k_rows, v_rows, columns)
         num_requests, _, num_queries, head_dim = q_.shape
         num_kv_heads, block_size = v_rows.shape[1:3]
         check_integers("block_tables", tables, (num_requests, None))
         check_integers("context_lens", lengths, (num_requests,))
-        queries = read_optional(kind, query_lens)
+        queries = read_optional(kind, options["query_lens"])
         if queries is None:
             queries = np.full(num_requests, num_queries, np.int32)
         check_integers("query_lens", queries, (num_requests,))
         _check_counts("context_lens", lengths, tables.shape[1] * block_size)
         _check_counts("query_lens", queries, num_queries)
         tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
-        window = check_window(sliding_window)
+        window = check_window(options["sliding_window"])
         shape = decode_shape(
             DecodeCall(
                 num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, block_size,
                 k_rows.dtype.itemsize, tables.shape[1] * block_size, window is not None, lnc,
-                k_pre_transposed, deterministic == "batch",
+                columns, deterministic == "batch",
             )
         )  # fmt: skip
         if shape.plan_bytes(lnc) > MOST_PLAN_BYTES:
@@ -97,7 +93,7 @@ class DecodePlan:
             )
         step = Step(tables, lengths, queries, window, block_size, num_kv_heads, lnc)
         layer = _layer_of(q_, k_rows, v_rows)
-        return cls(step, shape, plan_lists(shape, step), k_pre_transposed, layer)
+        return cls(step, shape, plan_lists(shape, step), columns, layer)
 
     def only(self, request: int | np.integer[Any]) -> "DecodePlan":
         """The same step without the other requests."""
@@ -106,50 +102,7 @@ class DecodePlan:
         return replace(self, step=step, lists=plan_lists(self.shape, step))
 
 
-def paged_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_tables: Any = None,
-    context_lens: Any = None,
-    *,
-    query_lens: Any = None,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-    softmax: str = "auto",
-    lnc: int = 1,
-    plan: DecodePlan | None = None,
-    return_lse: bool = False,
-    deterministic: str | None = None,
-) -> Any:
-    """Attention of the last tokens of B requests over their cached tokens, their own included.
-
-    q [B, H, T, d], T >= 1, at most 128 rows of H / KV * T; caches [num_blocks, KV, block_size, d];
-    block_tables [B, max_blocks] and context_lens [B] int32; query_lens [B] int32 within 0..T, None
-    is T. Query t of request b is real when t < query_lens[b], at position
-    context_lens[b] - query_lens[b] + t; other rows are zero. Returns out [B, H, T, d], with
-    return_lse (out, lse [B, H, T]).
-
-    A `plan` of the step stands for block_tables, context_lens, query_lens, sliding_window,
-    k_pre_transposed, lnc and deterministic, which are not given then.
-
-    deterministic="batch": the bits of a request's rows do not depend on the other requests, on its
-    place among them, on the width of the table or on lnc. Short contexts then share no work tile.
-    """
-    return run(
-        prepare_paged_decode(
-            q, k_cache, v_cache, block_tables, context_lens, plan=plan, query_lens=query_lens,
-            scale=scale, sliding_window=sliding_window, sinks=sinks, k_scale=k_scale,
-            v_scale=v_scale, k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
-            return_lse=return_lse, deterministic=deterministic,
-        )
-    )  # fmt: skip
-
-
+@with_defaults(DECODE)
 def prepare_paged_decode(
     q: Any,
     k_cache: Any,
@@ -158,32 +111,30 @@ def prepare_paged_decode(
     context_lens: Any = None,
     *,
     plan: DecodePlan | None = None,
-    query_lens: Any = None,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-    softmax: str = "auto",
-    lnc: int = 1,
-    return_lse: bool = False,
-    deterministic: str | None = None,
+    **options: Unpack[DecodeOptions],
 ) -> Launch[Any]:
-    """The checked and planned launch of `paged_decode`."""
-    check_choice("softmax", softmax, ("auto", "exact"))
+    """Attention of the last tokens of B requests over their cached tokens, their own included.
+
+    q [B, H, T, d], T >= 1, at most 128 rows of H / KV * T; caches [num_blocks, KV, block_size, d];
+    block_tables [B, max_blocks] and context_lens [B] int32; query_lens [B] int32 within 0..T, None
+    is T. Query t of request b is real when t < query_lens[b], at position
+    context_lens[b] - query_lens[b] + t; other rows are zero. The launch, or `paged_decode` of the
+    same arguments, gives out [B, H, T, d], with return_lse (out, lse [B, H, T]).
+
+    A `plan` of the step stands for block_tables, context_lens and all options of `DecodePlan.build`
+    (query_lens, sliding_window, k_pre_transposed, lnc, deterministic), which are not given then.
+
+    deterministic="batch": the bits of a request's rows do not depend on the other requests, on its
+    place among them, on the width of the table or on lnc. Short contexts then share no work tile.
+    """
+    check_choice("softmax", options["softmax"], ("auto", "exact"))
+    by_name: Mapping[str, Any] = options
+    of_step = {name: by_name[name] for name in PLAN}
     if plan is None:
-        plan = DecodePlan.build(
-            q, k_cache, v_cache, block_tables, context_lens, query_lens=query_lens,
-            sliding_window=sliding_window, k_pre_transposed=k_pre_transposed, lnc=lnc,
-            deterministic=deterministic,
-        )  # fmt: skip
+        build: Callable[..., DecodePlan] = DecodePlan.build
+        plan = build(q, k_cache, v_cache, block_tables, context_lens, **of_step)
     else:
-        _check_alone(
-            block_tables=block_tables, context_lens=context_lens, query_lens=query_lens,
-            sliding_window=sliding_window, k_pre_transposed=k_pre_transposed or None,
-            lnc=None if lnc == 1 else lnc, deterministic=deterministic,
-        )  # fmt: skip
+        _check_alone(block_tables, context_lens, of_step)
     kind = array_kind(q=q, k_cache=k_cache, v_cache=v_cache)
     q_, k_rows, v_rows = map(kind.read, (q, k_cache, v_cache))
     _check_layer(q_, k_rows, v_rows, plan.k_pre_transposed)
@@ -192,19 +143,15 @@ def prepare_paged_decode(
             f"plan: made for q, k_cache, v_cache and bytes per element {plan.layer}, not for "
             f"{_layer_of(q_, k_rows, v_rows)}"
         )
-    factors = (
-        check_scale(scale, q_.shape[3]),
-        check_sinks(read_optional(kind, sinks), q_.shape[1]),
-        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
-    )
+    factors = check_factors(options, kind, q_, k_rows, v_rows)
+    return_lse = bool(options["return_lse"])
 
     def launch(plan: DecodePlan, finish: Callable[[Any], Any]) -> Launch[Any]:
         shape = plan.shape
+        sizes = DecodeSizes(shape.tokens, shape.edge_tokens, shape.tiles, shape.part_segments)
         arrays = (
-            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.lists.arrays(), shape.tokens,
-            shape.edge_tokens, shape.tiles, shape.part_segments, *factors, plan.k_pre_transposed,
-            return_lse,
+            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.lists.arrays(), sizes, factors.scale,
+            factors.sinks, factors.k_scales, factors.v_scales, plan.k_pre_transposed, return_lse,
         )  # fmt: skip
         return Launch(paged_decode_kernel, plan.step.num_cores, arrays, finish)
 
@@ -220,6 +167,10 @@ def prepare_paged_decode(
         return tuple(map(kind.give, every)) if return_lse else kind.give(every[0])
 
     return launch(plan, finish)
+
+
+paged_decode = launched(prepare_paged_decode)
+"""Attention of requests' last tokens: `prepare_paged_decode`, run at once."""
 
 
 def _results(result: Array | tuple[Array, Array]) -> tuple[Array, ...]:
@@ -252,8 +203,9 @@ def _check_counts(name: str, counts: Array, most: int) -> None:
         check_count(f"{name}[{i}]", counts[i], most)
 
 
-def _check_alone(**arguments: Any) -> None:
+def _check_alone(block_tables: Any, context_lens: Any, of_step: Mapping[str, Any]) -> None:
     """A plan comes without the arguments that it stands for."""
-    for name, value in arguments.items():
-        if value is not None:
+    given = {"block_tables": block_tables, "context_lens": context_lens, **of_step}
+    for name, value in given.items():
+        if value is not PLAN.get(name):
             raise ValueError(f"{name}: given with a plan, which holds it")

@@ -6,7 +6,7 @@ import numpy as np
 
 from .arrays import Array, array_kind, read_optional
 from .device.merge_attention_nki import merge_attention_kernel
-from .launch import Launch, run
+from .launch import Launch, launched
 from .sizes import MATMUL_COLUMNS, PARTITIONS
 from .validation import DTYPES, check_choice, check_cores, check_shape, check_sinks
 
@@ -14,21 +14,17 @@ MOST_ROWS = 2**19
 """Rows of all sets, which keeps the program below 60,000 instructions."""
 
 
-def merge_attention(outs: Any, lses: Any, *, sinks: Any = None, lnc: int = 1) -> tuple[Any, Any]:
+def prepare_merge_attention(
+    outs: Any, lses: Any, *, sinks: Any = None, lnc: int = 1
+) -> Launch[tuple[Any, Any]]:
     """Attention over the union of N disjoint sets of keys from that over each.
 
     outs [N, ..., H, S, d] and lses [N, ..., H, S] fp32 as the attention functions return them with
     return_lse: for decode [N, B, H, T, d]. N is 1 to 128, d at most 512. sinks [H] join the sums
-    once, so that the parts are attended without them. Returns (out [..., H, S, d] in the dtype of
-    outs, lse [..., H, S] fp32), zero and -inf for a row that sees nothing in any set.
+    once, so that the parts are attended without them. The launch, or `merge_attention` of the same
+    arguments, gives (out [..., H, S, d] in the dtype of outs, lse [..., H, S] fp32), zero and -inf
+    for a row that sees nothing in any set.
     """
-    return run(prepare_merge_attention(outs, lses, sinks=sinks, lnc=lnc))
-
-
-def prepare_merge_attention(
-    outs: Any, lses: Any, *, sinks: Any = None, lnc: int = 1
-) -> Launch[tuple[Any, Any]]:
-    """The checked launch of `merge_attention`."""
     kind = array_kind(outs=outs, lses=lses)
     outs_, lses_ = kind.read(outs), kind.read(lses)
     cores = check_cores(lnc)
@@ -56,3 +52,7 @@ def prepare_merge_attention(
 
     arrays = (outs_.reshape(num_sets, -1, d), lses_.reshape(num_sets, -1), of_rows)
     return Launch(merge_attention_kernel, cores, arrays, finish)
+
+
+merge_attention = launched(prepare_merge_attention)
+"""Attention over the union of sets of keys: `prepare_merge_attention`, run at once."""

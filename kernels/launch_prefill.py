@@ -1,31 +1,38 @@
 """The host functions of prefill: arguments checked, one launch, an exact one where it fails."""
 
 from dataclasses import dataclass, replace
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 
 from ..reference.paging import cdiv
 from .addresses import check_padding_slots, check_slots, used_blocks
-from .arrays import array_kind, read_optional
+from .arrays import ArrayKind, array_kind
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
+from .device.prefill.attend import SoftmaxArguments
 from .device.segmented_attention_nki import segmented_attention_kernel
-from .launch import Launch, execute, run
+from .launch import Launch, execute, launched, run
+from .options import (
+    ATTENTION,
+    SEGMENTED,
+    AttentionOptions,
+    Factors,
+    SegmentedOptions,
+    check_factors,
+    with_defaults,
+)
 from .plan.cache_writes import write_arguments
 from .plan.window_plan import window_columns, window_slots
 from .sizes import PARTITIONS, TABLE_PADDING
 from .validation import (
     Array,
-    check_cache_scale,
     check_caches,
     check_chunk,
     check_cores,
     check_count,
     check_dtypes,
     check_integers,
-    check_scale,
     check_segment_size,
-    check_sinks,
     check_softmax,
     check_window,
     check_writable_caches,
@@ -44,53 +51,58 @@ class _Chunk:
     q: Array
     k: Array
     v: Array
-    count: int
-    scale: float
-    window: int | None
-    sinks: Array | None
-    softmax: str
+    k_cache: Array
+    v_cache: Array
+    count: Array
+    """[1, 1] int32, real rows."""
+    factors: Factors
+    mode: str
     """As asked for: "auto", "bounded" or "exact"."""
+    softmax: SoftmaxArguments
+    """The exact one."""
+    cores: int
 
     @property
-    def first_softmax(self) -> str:
+    def first_softmax(self) -> SoftmaxArguments:
         """What is launched first."""
-        return "exact" if self.softmax == "exact" else "bounded"
+        if self.mode == "exact":
+            return self.softmax
+        return self.softmax._replace(mode="bounded")
+
+    @property
+    def scales(self) -> tuple[Array | None, Array | None, Array | None]:
+        """Sinks and scales of the caches."""
+        return self.factors.sinks, self.factors.k_scales, self.factors.v_scales
 
 
-def padded_prefill(
-    q: Any,
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    slot_mapping: Any,
+def _check_chunk(
+    kind: ArrayKind,
+    arrays: tuple[Array, Array, Array, Array, Array],
     num_tokens: SupportsIndex,
-    *,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-    softmax: str = "auto",
-    lnc: int = 1,
-    return_lse: bool = False,
-) -> tuple[Any, ...]:
-    """Causal attention of a chunk without prior, and its cache write.
-
-    q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; slot_mapping [S] int32;
-    0 <= num_tokens <= S. Returns (out [H, S, d], k_cache, v_cache), and lse [H, S] with return_lse.
-    """
-    return run(
-        prepare_padded_prefill(
-            q, k, v, k_cache, v_cache, slot_mapping, num_tokens, scale=scale,
-            sliding_window=sliding_window, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
-            k_pre_transposed=k_pre_transposed, softmax=softmax, lnc=lnc,
-            return_lse=return_lse,
-        )
+    table_blocks: int,
+    options: AttentionOptions,
+) -> _Chunk:
+    """Q, k, v, caches as NumPy arrays, and options; table_blocks: of a prior."""
+    q, k, v, k_cache, v_cache = arrays
+    cores = check_cores(options["lnc"])
+    check_chunk(q, k, v)
+    check_caches(k_cache, v_cache, k.shape[0], q.shape[2], options["k_pre_transposed"])
+    check_dtypes(q.dtype, {"k": k, "v": v}, {"k_cache": k_cache, "v_cache": v_cache})
+    count = check_count("num_tokens", num_tokens, q.shape[1])
+    most_tokens = table_blocks * v_cache.shape[2] + q.shape[1]
+    window = check_window(options["sliding_window"])
+    if window is not None and window >= most_tokens:
+        window = None
+    mode = check_softmax(options["softmax"], q, most_tokens)
+    factors = check_factors(options, kind, q, k_cache, v_cache)
+    softmax = SoftmaxArguments(factors.scale, window, "exact", bool(options["return_lse"]))
+    return _Chunk(
+        q, k, v, device_fp8(k_cache), device_fp8(v_cache), _number(count), factors, mode, softmax,
+        cores,
     )  # fmt: skip
 
 
+@with_defaults(ATTENTION)
 def prepare_padded_prefill(
     q: Any,
     k: Any,
@@ -99,114 +111,56 @@ def prepare_padded_prefill(
     v_cache: Any,
     slot_mapping: Any,
     num_tokens: SupportsIndex,
-    *,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-    softmax: str = "auto",
-    lnc: int = 1,
-    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> Launch[tuple[Any, ...]]:
-    """The launch of `padded_prefill` with these arguments.
+    """Causal attention of a chunk without prior, and its cache write.
 
-    Its kernel writes the caches. With softmax="auto" its `finish` launches the exact softmax where
-    the check of the bounded one fails.
+    q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; slot_mapping [S] int32;
+    0 <= num_tokens <= S. The launch, or `padded_prefill` of the same arguments, writes the caches
+    and gives (out [H, S, d], k_cache, v_cache), and lse [H, S] with return_lse. With softmax="auto"
+    `run` launches the exact softmax as well where the check of the bounded one fails.
     """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    cores = check_cores(lnc)
-    check_chunk(q_, k_, v_)
-    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
-    check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
+    chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, 0, options)
     check_writable_caches(k_rows, v_rows, q=q_, k=k_, v=v_)
     check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
     check_written_rows(k_)
-    count = check_count("num_tokens", num_tokens, q_.shape[1])
-    check_padding_slots(slots, count)
-    window = check_window(sliding_window)
-    mode = check_softmax(softmax, q_, q_.shape[1])
-    chunk = _Chunk(
-        q_, k_, v_, count, check_scale(scale, q_.shape[2]), window,
-        check_sinks(read_optional(kind, sinks), q_.shape[0]), mode,
-    )  # fmt: skip
-    scales = (
-        check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
-        check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
-    )
-    before = [cache.copy() for cache in (k_rows, v_rows)] if mode == "bounded" else []
+    check_padding_slots(slots, int(chunk.count[0, 0]))
+    before = [cache.copy() for cache in (k_rows, v_rows)] if chunk.mode == "bounded" else []
 
     def finish(results: tuple[Array, ...]) -> tuple[Any, ...]:
         out, _, _, flags, *lse = results
-        if flags.any() and mode == "auto":
-            out, _, *lse = execute(_exact_chunk(chunk, cores, return_lse))
+        if flags.any() and chunk.mode == "auto":
+            out, _, *lse = execute(_exact_chunk(chunk))
         elif flags.any():
             k_rows[...], v_rows[...] = before
             raise _check_failed(flags)
         caches = kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
         return (kind.give(out), *caches, *map(kind.give, lse))
 
-    writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], k_pre_transposed)
+    writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], options["k_pre_transposed"])
     arrays = (
-        q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), *writes, _number(count), chunk.scale,
-        window, chunk.sinks, *scales, chunk.first_softmax, return_lse,
-        *key_writes,
+        q_, k_, v_, chunk.k_cache, chunk.v_cache, *writes, chunk.count, chunk.first_softmax,
+        *chunk.scales, *key_writes,
     )  # fmt: skip
-    return Launch(padded_prefill_kernel, cores, arrays, finish)
+    return Launch(padded_prefill_kernel, chunk.cores, arrays, finish)
 
 
-def _exact_chunk(chunk: _Chunk, cores: int, with_lse: bool) -> Launch[Any]:
+padded_prefill = launched(prepare_padded_prefill)
+"""Attention of a chunk without prior, and its cache write: `prepare_padded_prefill`, run at once.
+"""
+
+
+def _exact_chunk(chunk: _Chunk) -> Launch[Any]:
     """The attention of a chunk over itself, with the exact softmax."""
-    arrays = (
-        chunk.q, chunk.k, chunk.v, _number(chunk.count), chunk.scale, chunk.window, chunk.sinks,
-        "exact", with_lse,
-    )  # fmt: skip
-    return Launch(chunk_attention_kernel, cores, arrays, lambda results: results)
+    arrays = (chunk.q, chunk.k, chunk.v, chunk.count, chunk.softmax, chunk.factors.sinks)
+    return Launch(chunk_attention_kernel, chunk.cores, arrays, lambda results: results)
 
 
-def segmented_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_table: Any,
-    prior_tokens: SupportsIndex,
-    num_tokens: SupportsIndex,
-    *,
-    kv_segment_size: SupportsIndex = 2048,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-    softmax: str = "auto",
-    lnc: int = 1,
-    return_lse: bool = False,
-) -> Any:
-    """Causal attention of a chunk over `prior_tokens` cached tokens and itself.
-
-    q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; block_table [max_blocks]
-    int32, of which the first ceil(prior_tokens / block_size) entries are looked at. The prior is
-    read in segments of kv_segment_size tokens, a multiple of 128 and of block_size; more than 2048
-    are read in pieces of 2048. Returns out [H, S, d], with return_lse (out, lse [H, S]).
-    """
-    return run(
-        prepare_segmented_attention(
-            q, k, v, k_cache, v_cache, block_table, prior_tokens, num_tokens,
-            kv_segment_size=kv_segment_size, scale=scale, sliding_window=sliding_window,
-            sinks=sinks, k_scale=k_scale, v_scale=v_scale, k_pre_transposed=k_pre_transposed,
-            softmax=softmax, lnc=lnc,
-            return_lse=return_lse,
-        )
-    )  # fmt: skip
-
-
+@with_defaults(SEGMENTED)
 def prepare_segmented_attention(
     q: Any,
     k: Any,
@@ -216,35 +170,26 @@ def prepare_segmented_attention(
     block_table: Any,
     prior_tokens: SupportsIndex,
     num_tokens: SupportsIndex,
-    *,
-    kv_segment_size: SupportsIndex = 2048,
-    scale: float | None = None,
-    sliding_window: int | None = None,
-    sinks: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-    softmax: str = "auto",
-    lnc: int = 1,
-    return_lse: bool = False,
+    **options: Unpack[SegmentedOptions],
 ) -> Launch[Any]:
-    """The launch of `segmented_attention` with these arguments.
+    """Causal attention of a chunk over `prior_tokens` cached tokens and itself.
 
-    With softmax="auto" its `finish` launches the exact softmax where the check of the bounded one
-    fails.
+    q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; block_table [max_blocks]
+    int32, of which the first ceil(prior_tokens / block_size) entries are looked at. The prior is
+    read in segments of kv_segment_size tokens (2048), a multiple of 128 and of block_size; more
+    than 2048 are read in pieces of 2048. The launch, or `segmented_attention` of the same
+    arguments, gives out [H, S, d], with return_lse (out, lse [H, S]). With softmax="auto" `run`
+    launches the exact softmax as well where the check of the bounded one fails.
     """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
-    cores = check_cores(lnc)
-    check_chunk(q_, k_, v_)
-    check_caches(k_rows, v_rows, k_.shape[0], q_.shape[2], k_pre_transposed)
-    check_dtypes(q_.dtype, {"k": k_, "v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
-    block_size = v_rows.shape[2]
-    segment = check_segment_size(kv_segment_size, block_size)
     check_integers("block_table", table, (table.size,))
-    segment = _covering_segment(segment, table.size * block_size)
-    prior = check_count("prior_tokens", prior_tokens, table.size * block_size)
-    count = check_count("num_tokens", num_tokens, q_.shape[1])
+    chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, table.size, options)
+    block_size = v_rows.shape[2]
+    table_tokens = table.size * block_size
+    segment = check_segment_size(options["kv_segment_size"], block_size)
+    segment = _covering_segment(segment, table_tokens)
+    prior = check_count("prior_tokens", prior_tokens, table_tokens)
     tables = used_blocks(
         "block_table",
         table[None],
@@ -253,44 +198,44 @@ def prepare_segmented_attention(
         segment // block_size,
         TABLE_PADDING // block_size,
     )
-    window = check_window(sliding_window)
-    most_tokens = table.size * block_size + q_.shape[1]
-    if window is not None and window >= most_tokens:
-        window = None
-    mode = check_softmax(softmax, q_, most_tokens)
-    chunk = _Chunk(
-        q_, k_, v_, count, check_scale(scale, q_.shape[2]), window,
-        check_sinks(read_optional(kind, sinks), q_.shape[0]), mode,
-    )  # fmt: skip
-    k_factors = check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows)
-    v_factors = check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows)
     slots = window_slots(
-        tables[0], prior, window, block_size, q_.shape[1], q_.shape[2], q_.dtype.itemsize
+        tables[0],
+        prior,
+        chunk.softmax.window,
+        block_size,
+        q_.shape[1],
+        q_.shape[2],
+        q_.dtype.itemsize,
     )
-    columns = window_columns(slots, prior, block_size) if k_pre_transposed else ()
-    kept = (
-        q_, k_, v_, device_fp8(k_rows), device_fp8(v_rows), tables, _number(prior), _number(count),
-        segment, chunk.scale, window, chunk.sinks, k_factors, v_factors,
+    columns = window_columns(slots, prior, block_size) if options["k_pre_transposed"] else ()
+    before = (
+        q_, k_, v_, chunk.k_cache, chunk.v_cache, tables, _number(prior), chunk.count, segment
     )  # fmt: skip
-    layout = (return_lse, k_pre_transposed, slots, *columns)
+    behind = (*chunk.scales, options["k_pre_transposed"], slots, *columns)
 
     def give(results: tuple[Array, ...]) -> Any:
         out, _, *lse = results
         return (kind.give(out), kind.give(lse[0])) if lse else kind.give(out)
 
-    exact = Launch(segmented_attention_kernel, cores, (*kept, "exact", *layout), give)
-    if chunk.softmax == "exact":
+    arrays = (*before, chunk.softmax, *behind)
+    exact = Launch(segmented_attention_kernel, chunk.cores, arrays, give)
+    if chunk.mode == "exact":
         return exact
 
     def finish(results: tuple[Array, ...]) -> Any:
         flags = results[1]
         if not flags.any():
             return give(results)
-        if chunk.softmax == "bounded":
+        if chunk.mode == "bounded":
             raise _check_failed(flags)
         return run(exact)
 
-    return replace(exact, arrays=(*kept, "bounded", *layout), finish=finish)
+    return replace(exact, arrays=(*before, chunk.first_softmax, *behind), finish=finish)
+
+
+segmented_attention = launched(prepare_segmented_attention)
+"""Attention of a chunk over cached tokens and itself: `prepare_segmented_attention`, run at once.
+"""
 
 
 def _check_failed(flags: Array) -> FloatingPointError:

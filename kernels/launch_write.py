@@ -5,7 +5,7 @@ from typing import Any
 from .addresses import check_slots
 from .arrays import array_kind, read_optional
 from .device.write_kv_cache_nki import write_kv_cache_kernel
-from .launch import Launch, run
+from .launch import Launch, launched
 from .plan.cache_writes import write_arguments
 from .validation import (
     check_cache_scale,
@@ -19,30 +19,6 @@ from .validation import (
 )
 
 
-def write_kv_cache(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    slot_mapping: Any,
-    *,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_pre_transposed: bool = False,
-) -> tuple[Any, Any]:
-    """Store row t of k and v [KV, T, d] in slot slot_mapping[t]; -1 is not written.
-
-    caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32. T is at least 1,
-    T * (KV + 4) at most 350,000, KV * d at most 16,384. Returns the caches.
-    """
-    return run(
-        prepare_write_kv_cache(
-            k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale,
-            k_pre_transposed=k_pre_transposed,
-        )
-    )  # fmt: skip
-
-
 def prepare_write_kv_cache(
     k: Any,
     v: Any,
@@ -54,7 +30,12 @@ def prepare_write_kv_cache(
     v_scale: Any = None,
     k_pre_transposed: bool = False,
 ) -> Launch[tuple[Any, Any]]:
-    """The checked launch of `write_kv_cache`; it writes the caches when it is run."""
+    """Store row t of k and v [KV, T, d] in slot slot_mapping[t]; -1 is not written.
+
+    caches [num_blocks, KV, block_size, d]; slot_mapping [T] int32. T is at least 1,
+    T * (KV + 4) at most 350,000, KV * d at most 16,384. Options as of the attention functions.
+    The launch, or `write_kv_cache` of the same arguments, writes the caches and gives them.
+    """
     kind = array_kind(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     k_, v_, slots = map(kind.read, (k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
@@ -78,3 +59,7 @@ def prepare_write_kv_cache(
         return kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
 
     return Launch(write_kv_cache_kernel, 1, arrays, finish)
+
+
+write_kv_cache = launched(prepare_write_kv_cache)
+"""Store keys and values in the caches: `prepare_write_kv_cache`, run at once."""

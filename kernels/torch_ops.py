@@ -11,7 +11,7 @@ which caches are written (`Tensor(a!)`), and a fake kernel gives the shape of ev
 a model compiles as one full graph. No gradient is defined: `backward` through them raises.
 """
 
-import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -54,10 +54,10 @@ def _register(
 ) -> None:
     """Make a host function the operator `segattn::name`, whose results `fake` describes.
 
-    The schema names the arguments in the order of the host function; torch leaves out the last
-    ones where they have their default. An operator returns no argument, hence no cache.
+    torch leaves out the last arguments where they have their default. An operator returns no
+    argument, hence no cache.
     """
-    names = tuple(inspect.signature(host).parameters)
+    names = tuple(re.findall(r"(\w+)(?:=[^,)]*)?[,)]", schema.partition("->")[0]))
 
     def function(*arguments: Any) -> Any:
         result = host(**dict(zip(names, arguments, strict=False)))

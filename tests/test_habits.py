@@ -1,6 +1,9 @@
-"""The commit hook, and the tool behind `make test-oldest`."""
+"""The commit hook, the tool behind `make test-oldest`, and how many parameters functions have."""
 
+import ast
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +36,31 @@ def test_every_dependency_has_a_lower_bound_that_can_be_installed_exactly() -> N
 def test_a_dependency_without_lower_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="'numpy': must be NAME>=VERSION"):
         pinned("numpy")
+
+
+ROOT = Path(__file__).parents[1]
+MOST_PARAMETERS = 8
+LONGER = {"kernels/aws_segmented.py:attention_segmented_cte"}
+"""AWS's own signature."""
+
+
+def parameters(path: Path) -> Iterator[tuple[str, int]]:
+    """Functions of a file with the number of their parameters, which self and cls are not.
+
+    Not a kernel's: each HBM tensor is one, and the NEFF's inputs are named after them.
+    """
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and not any(
+            ast.unparse(decorator) == "nki.jit" for decorator in node.decorator_list
+        ):
+            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            own = [each for each in every if each.arg not in ("self", "cls")]
+            yield f"{path.relative_to(ROOT).as_posix()}:{node.name}", len(own)
+
+
+def test_a_function_has_at_most_eight_parameters() -> None:
+    folders = ("kernels", "runner", "benchmarks", "examples")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    counts = {name: count for path in paths for name, count in parameters(path)}
+    assert counts["kernels/launch_prefill.py:prepare_segmented_attention"] == MOST_PARAMETERS
+    assert {name for name, count in counts.items() if count > MOST_PARAMETERS} == LONGER

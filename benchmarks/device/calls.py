@@ -129,7 +129,11 @@ def load_call(folder: Path) -> tuple[str, dict[str, Any], int | None]:
     """(kernel, arguments in order, number of cores) of a call."""
     described = json.loads((folder / "call.json").read_text())
     arrays = load_arrays(folder / "arguments.npz")
-    values = {**described["scalars"], **arrays}
+    scalars = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in described["scalars"].items()
+    }
+    values = {**scalars, **arrays}
     arguments = {name: values[name] for name in described["order"]}
     return described["kernel"], arguments, described["num_cores"]
 

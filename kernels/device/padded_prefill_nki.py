@@ -69,17 +69,15 @@ def padded_prefill_kernel(
     writes: nl.NkiTensor,  # plan.cache_writes.CacheWrites of the values, and of keys in rows
     run: int,
     num_tokens: nl.NkiTensor,  # [1, 1] int32
-    scale: float,
-    window: int | None,
-    sinks: nl.NkiTensor | None,  # [1, H] fp32
-    k_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    v_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    softmax: str,  # "exact" or "bounded"
-    with_lse: bool = False,
+    softmax: SoftmaxArguments,
+    sinks: nl.NkiTensor | None = None,  # [1, H] fp32
+    k_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
     key_writes: nl.NkiTensor | None = None,  # of the keys, when the K cache is pre-transposed,
     key_run: int = 0,  # [num_blocks, KV, d, block_size]
 ) -> tuple[nl.NkiTensor, ...]:
     """Attention [H, S, d] of the chunk over itself, caches, flags [cores, H], lse [H, S]."""
+    softmax = SoftmaxArguments(*softmax)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     keys = Source(k, k_cache, k_scales, writes, run)
     if key_writes is not None:
@@ -89,8 +87,8 @@ def padded_prefill_kernel(
         sources = [sources[nl.program_id(0)]]
     steps = [stores(source) for source in sources]
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, with_lse)),
-        SoftmaxArguments(scale, window, softmax),
+        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
+        softmax,
         None,
     )  # fmt: skip
     prefill.run(steps)
@@ -106,17 +104,15 @@ def chunk_attention_kernel(
     k: nl.NkiTensor,  # [KV, S, d]
     v: nl.NkiTensor,  # [KV, S, d]
     num_tokens: nl.NkiTensor,  # [1, 1] int32
-    scale: float,
-    window: int | None,
-    sinks: nl.NkiTensor | None,  # [1, H] fp32
-    softmax: str,
-    with_lse: bool = False,
+    softmax: SoftmaxArguments,
+    sinks: nl.NkiTensor | None = None,  # [1, H] fp32
 ) -> tuple[nl.NkiTensor, ...]:
     """padded_prefill_kernel without its cache write and the caches."""
+    softmax = SoftmaxArguments(*softmax)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, with_lse)),
-        SoftmaxArguments(scale, window, softmax),
+        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
+        softmax,
         None,
     )  # fmt: skip
     prefill.run([])

@@ -45,6 +45,7 @@ from ..sizes import PARTITIONS
 from .decode.batch import (
     Constants,
     DecodeArguments,
+    DecodeSizes,
     Psum,
     State,
     exponentials,
@@ -166,35 +167,34 @@ def paged_decode_kernel(
     flags: nl.NkiTensor,
     shared: nl.NkiTensor,
     empty: nl.NkiTensor,
-    tokens: int,  # sizes of plan.decode_shape.DecodeShape
-    edge_tokens: int,
-    tiles: int,
-    part_segments: int,
+    sizes: DecodeSizes,
     scale: float,
-    sinks: nl.NkiTensor | None,  # [1, H] fp32
-    k_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    v_scales: nl.NkiTensor | None,  # [1, KV] fp32
+    sinks: nl.NkiTensor | None = None,  # [1, H] fp32
+    k_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
     k_pre_transposed: bool = False,
     with_lse: bool = False,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """Attention [B, H, T, d] of each request's last tokens over its context, and lse [B, H, T]."""
     _, num_q_heads, num_queries, _ = q.shape
     num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
-    assert block_size % tokens == 0, "a run must lie in one block"
+    sizes = DecodeSizes(*sizes)
+    tiles = sizes.tiles
+    assert block_size % sizes.tokens == 0, "a run must lie in one block"
     rows = num_q_heads // num_kv_heads * num_queries
     assert rows <= PARTITIONS, "the query rows of a sequence must fit 128 partitions"
     core, num_cores = nl.program_id(0), nl.num_programs(0)
     batches = indices.shape[0] // num_cores
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    keys: KeySource = KeyRows(k_cache, q.dtype, edge_tokens)
+    keys: KeySource = KeyRows(k_cache, q.dtype, sizes.edge_tokens)
     if k_pre_transposed:
         keys = KeyColumns(k_cache, q.dtype)
     lse = None
     if with_lse:
         lse = nl.ndarray(q.shape[:3], dtype=nl.float32, buffer=nl.shared_hbm)
     args = DecodeArguments(
-        q, v_cache, out, lse, keys, scale, sinks, k_scales, v_scales, rows, tokens, edge_tokens,
-        tiles, masks.shape[2] - 2 * tiles, part_segments,
+        q, v_cache, out, lse, keys, scale, sinks, k_scales, v_scales, rows,
+        masks.shape[2] - 2 * tiles, *sizes,
     )  # fmt: skip
     num_parts = len(args.parts)
     number = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)

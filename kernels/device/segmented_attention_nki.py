@@ -61,13 +61,10 @@ def segmented_attention_kernel(
     prior_tokens: nl.NkiTensor,  # [1, 1] int32
     num_tokens: nl.NkiTensor,  # [1, 1] int32
     kv_segment_size: int,
-    scale: float,
-    window: int | None,
-    sinks: nl.NkiTensor | None,  # [1, H] fp32
-    k_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    v_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    softmax: str,  # "exact" or "bounded"
-    with_lse: bool = False,
+    softmax: SoftmaxArguments,
+    sinks: nl.NkiTensor | None = None,  # [1, H] fp32
+    k_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
     k_pre_transposed: bool = False,  # the K cache is [num_blocks, KV, d, block_size]
     window_slots: nl.NkiTensor | None = None,  # [1, tokens] int32, with a window above 1
     window_blocks: nl.NkiTensor | None = None,  # [1, blocks] int32, with a window above 1 and
@@ -76,6 +73,7 @@ def segmented_attention_kernel(
     """Attention [H, S, d] of the chunk over prior and itself, flags [cores, H], lse [H, S]."""
     assert kv_segment_size % PARTITIONS == 0, "kv_segment_size must be a multiple of 128"
     assert kv_segment_size % v_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
+    softmax = SoftmaxArguments(*softmax)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     tokens = None
     if window_slots is not None:
@@ -83,9 +81,9 @@ def segmented_attention_kernel(
     cache = PagedCache(k_cache, v_cache, block_table, k_pre_transposed)
     given = PriorArguments(cache, prior_tokens, kv_segment_size, k_scales, v_scales, tokens)
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, with_lse)),
-        SoftmaxArguments(scale, window, softmax),
-        Prior(given, k, window),
+        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
+        softmax,
+        Prior(given, k, softmax.window),
     )  # fmt: skip
     prefill.run([])
     return (out, *prefill.results())

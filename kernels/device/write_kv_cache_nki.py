@@ -34,8 +34,8 @@ def write_kv_cache_kernel(
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], changed in place
     writes: nl.NkiTensor,  # plan.cache_writes.CacheWrites of the values, and of keys in rows
     run: int,
-    k_scales: nl.NkiTensor | None,  # [1, KV] fp32
-    v_scales: nl.NkiTensor | None,  # [1, KV] fp32
+    k_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
+    v_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
     key_writes: nl.NkiTensor | None = None,  # of the keys, when the K cache is pre-transposed,
     key_run: int = 0,  # [num_blocks, KV, d, block_size]
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:

@@ -94,10 +94,10 @@ def test_saved_arrays_come_back_with_dtype_shape_and_every_bit(tmp_path: Path) -
 
 
 def test_a_call_keeps_the_order_of_arrays_and_scalars(tmp_path: Path) -> None:
-    save_call(tmp_path / "call", "m:f", {"scale": 2.0, "x": np.ones(3), "flag": True}, 2)
+    save_call(tmp_path / "call", "m:f", {"scale": (2.0, None), "x": np.ones(3), "flag": True}, 2)
     kernel, arguments, num_cores = load_call(tmp_path / "call")
     assert (kernel, list(arguments), num_cores) == ("m:f", ["scale", "x", "flag"], 2)
-    assert (arguments["scale"], arguments["flag"]) == (2.0, True)
+    assert (arguments["scale"], arguments["flag"]) == ((2.0, None), True)
 
 
 def test_a_captured_launch_replayed_from_its_folder_gives_the_same_result(tmp_path: Path) -> None:

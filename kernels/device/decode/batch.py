@@ -6,11 +6,25 @@ and sums are the same on all partitions, so that they meet the outputs [d, ...] 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...backend import nisa, nl
 from ...sizes import FLOOR, PARTITIONS, PSUM_BANK_BYTES
 from ..loading import element_bytes
 from .keys import KeySource
+
+
+class DecodeSizes(NamedTuple):
+    """Sizes that are compiled in, a tuple as kernels take it."""
+
+    tokens: int
+    """Tokens of a run."""
+    edge_tokens: int
+    """Tokens of an edge run."""
+    tiles: int
+    """Work tiles of a batch."""
+    part_segments: int
+    """Segments of a part."""
 
 
 @dataclass
@@ -27,11 +41,11 @@ class DecodeArguments:
     k_scales: nl.NkiTensor | None  # [1, KV] fp32
     v_scales: nl.NkiTensor | None
     rows: int  # query rows of a sequence
-    tokens: int  # tokens of a run
+    segments: int  # of the batch
+    tokens: int  # the fields of DecodeSizes
     edge_tokens: int
     tiles: int
-    segments: int  # of the batch
-    part_segments: int  # segments of a part
+    part_segments: int
 
     @property
     def d(self) -> int:

@@ -7,6 +7,7 @@ over the prior, the last q_blocks over the chunk beside the results of the other
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...backend import nisa, nl
 from ...sizes import PARTITIONS
@@ -53,14 +54,14 @@ class ChunkArguments:
     """[H, S] fp32, result: logarithm of each row's sum; None: not asked for."""
 
 
-@dataclass(frozen=True)
-class SoftmaxArguments:
-    """How the softmax is taken."""
+class SoftmaxArguments(NamedTuple):
+    """How the softmax is taken: compiled in, a tuple as kernels take it."""
 
     scale: float
     window: int | None
     mode: str
     """"exact" or "bounded"."""
+    with_lse: bool = False
 
 
 @dataclass
