@@ -55,8 +55,9 @@ class Options:
         """k_scale, v_scale and k_pre_transposed for these caches."""
         layout = {"k_pre_transposed": self.k_pre_transposed}
         if self.cache_dtype(dtype) is dtype:
-            # Powers of two: what is written is divided by them exactly.
-            exact = {"k_scale": np.exp2(rng.integers(1, 4, num_kv_heads)), "v_scale": 0.25}
+            # Powers of two: what is written is divided by them exactly. Below 1: larger keys at
+            # `scale` leave the range in which the bounded softmax is accurate.
+            exact = {"k_scale": np.exp2(-rng.integers(1, 4, num_kv_heads)), "v_scale": 4.0}
             numbers = {name: np.asarray(value, np.float32) for name, value in exact.items()}
             return {**numbers, **layout} if self.with_scales else layout
         if self.per_head_scales:
