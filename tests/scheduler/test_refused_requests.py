@@ -204,10 +204,12 @@ def test_a_token_before_the_prompt_is_computed_is_refused(kind: type[Scheduler])
     scheduler = make(kind, max_num_batched_tokens=4)
     scheduler.add_request(Request("a", list(range(6)), 2))
     first = scheduler.schedule()
-    last = scheduler.schedule()  # in flight at the same time
+    # In flight at the same time, but for the one class that refuses it.
+    last = None if kind is NeuronScheduler else scheduler.schedule()
     with pytest.raises(ValueError, match="must be empty, the step does not end its prompt"):
         scheduler.update_from_output(first, ModelRunnerOutput(["a"], [[7]]))
     scheduler.update_from_output(first, ModelRunnerOutput(["a"], [[]]))
+    last = last or scheduler.schedule()
     (output,) = scheduler.update_from_output(last, ModelRunnerOutput(["a"], [[7]]))
     assert output.new_token_ids == [7]
     scheduler.check_integrity()

@@ -77,6 +77,8 @@ def test_the_neuron_kinds_give_a_throttled_step_to_the_decodes(asynchronous: boo
     add(scheduler, "a", 3)
     update(scheduler, scheduler.schedule(), a=1)
     add(scheduler, "b", 3)
-    assert scheduler.schedule(True).num_scheduled_tokens == {"a": 1}
+    throttled = scheduler.schedule(True)
+    assert throttled.num_scheduled_tokens == {"a": 1}
     assert scheduler.waiting_reasons() == {"b": Admission.DECODE_TURN}
+    update(scheduler, throttled, a=1)
     assert scheduler.schedule(False).num_scheduled_tokens == {"b": 3}
