@@ -64,6 +64,6 @@ def test_the_fuzzer_notices_a_fault(
     else:
         monkeypatch.setattr(owner, name, fault)
     campaign = Campaign(Subject.own(kind), "model")
-    rounds = (campaign_until(campaign, 0.0, number) for number in range(4))
+    rounds = (campaign_until(campaign, 0.0, number) for number in range(12))
     assert any(failed is not None for failed in rounds)
     assert campaign.failure is not None
