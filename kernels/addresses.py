@@ -59,14 +59,15 @@ def used_blocks(
             f"{name}: {width} blocks of block_size={block_size} hold {width * block_size} tokens, "
             f"must cover {token_counts[where]}"
         )
-    used = np.where(np.arange(width) < reached[:, None], tables, UNUSED_BLOCK)
-    bad = (used < UNUSED_BLOCK) | (used >= num_blocks)
-    if bad.any():
+    padded_width = max(1, cdiv(width, blocks_per_segment)) * blocks_per_segment
+    padded = np.full((len(tables), padded_width + spare_blocks), UNUSED_BLOCK, np.int32)
+    most = int(reached.max(initial=0))
+    used = padded[:, :most]
+    np.copyto(used, tables[:, :most], where=np.arange(most) < reached[:, None])
+    if most and not UNUSED_BLOCK <= used.min() <= used.max() < num_blocks:
+        bad = (used < UNUSED_BLOCK) | (used >= num_blocks)
         row, column = (int(i[0]) for i in np.nonzero(bad))
         raise ValueError(
             f"{name}[{row}, {column}]={used[row, column]}: must be -1 or within 0..{num_blocks - 1}"
         )
-    padded_width = max(1, cdiv(width, blocks_per_segment)) * blocks_per_segment
-    padded = np.full((len(tables), padded_width + spare_blocks), UNUSED_BLOCK, np.int32)
-    padded[:, :width] = used
     return padded

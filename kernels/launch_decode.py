@@ -13,8 +13,9 @@ from .device.decode.batch import DecodeSizes
 from .device.paged_decode_nki import paged_decode_kernel
 from .launch import Launch, execute, launched
 from .options import DECODE, PLAN, DecodeOptions, PlanOptions, check_factors, with_defaults
-from .plan.decode_plan import DecodeLists, Step, plan_lists
+from .plan.decode_plan import DecodeLists, plan_lists
 from .plan.decode_shape import MOST_PLAN_BYTES, DecodeCall, DecodeShape, decode_shape
+from .plan.decode_step import Step
 from .sizes import PARTITIONS
 from .validation import (
     check_caches,

@@ -8,6 +8,9 @@ gathered in short edge runs and masked one by one. Absent blocks cost nothing.
 
 Segments of a sequence follow each other. Two cores take half of the tiles each and run the same
 number of batches; a sequence that both have runs of comes last on either.
+
+Everything is a few passes over whole arrays: lists are filled in the order of tiles and segments
+and laid out for the partitions in one copy each.
 """
 
 from dataclasses import dataclass
@@ -15,53 +18,16 @@ from functools import cached_property
 
 import numpy as np
 
-from ...reference.paging import UNUSED_BLOCK, cdiv
+from ...reference.paging import cdiv
 from ..arrays import Array
 from ..sizes import ABSENT, PARTITIONS, PRESENT
 from .decode_shape import DecodeShape
-from .work_tiles import Runs, pack_cores
+from .decode_step import CommonRuns, EdgeRuns, Step, common_runs, edge_runs
+from .work_tiles import Runs, Segments, pack_cores
 
-PARTITION_OF = np.arange(PARTITIONS) % 16 * 8 + np.arange(PARTITIONS) // 16
-"""Partition of the i-th run of a tile: a DMA engine serves 8 partitions, and a tile that is not
-full should keep all 16 busy."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a plan is made of."""
-
-    tables: Array  # [B, W] int, -1 or a block of the cache
-    context_lens: Array  # [B] int
-    query_lens: Array  # [B] int, within 0..T
-    window: int | None
-    block_size: int
-    num_kv_heads: int
-    num_cores: int
-
-    @cached_property
-    def first_query(self) -> Array:
-        """Position of each request's first query."""
-        return self.context_lens - self.query_lens
-
-    @cached_property
-    def reach(self) -> Array:
-        """Tokens that a query sees, itself included, if there are so many."""
-        if self.window is None:
-            return self.context_lens.astype(np.int64)
-        return np.minimum(self.context_lens, self.window).astype(np.int64)
-
-    @cached_property
-    def active(self) -> Array:
-        """Whether a request has a query."""
-        return (self.query_lens > 0) & (self.context_lens > 0)
-
-    def rows(self, request: Array, unit: Array, tokens: int) -> Array:
-        """Cache rows of `tokens` tokens, KV head 0; -1 where the block is absent."""
-        per_block = self.block_size // tokens
-        entry, place = np.divmod(unit, per_block)
-        block = self.tables[request, entry].astype(np.int64)
-        rows = block * (self.num_kv_heads * per_block) + place
-        return np.where(block == UNUSED_BLOCK, -1, rows)
+PARTITIONS_OF_ENGINE = 8
+"""A DMA engine serves 8 partitions, and a tile that is not full should keep all 16 busy: run i of a
+tile is on partition i % 16 * 8 + i // 16."""
 
 
 @dataclass(frozen=True)
@@ -97,168 +63,209 @@ class DecodeLists:
 
 def plan_lists(shape: DecodeShape, step: Step) -> DecodeLists:
     """The work of a step. Lengths must be covered by the tables."""
-    cores, heads, requests = step.num_cores, step.num_kv_heads, len(step.tables)
-    size = shape.tokens
-    first_run = -(-np.maximum(0, step.context_lens - step.reach) // size)
-    end_run = np.maximum(first_run, (step.first_query + 1) // size)
-    run_request, run_unit = _ranges(first_run, np.where(step.active, end_run, first_run))
-    run_rows = step.rows(run_request, run_unit, size)
-    run_request, run_rows = run_request[run_rows >= 0], run_rows[run_rows >= 0]
-    num_runs = np.bincount(run_request, minlength=requests)
-    edges = _Edges(shape, step, first_run, end_run)
-
-    sequences = np.flatnonzero(np.repeat((num_runs > 0) | (edges.counts > 0), heads))
-    counts = np.repeat(num_runs, heads)
-    pieces = [Runs(c, 0, counts[c]) for c in sequences.tolist()]
+    heads, requests = step.num_kv_heads, len(step.tables)
+    common = common_runs(shape, step)
+    edges = edge_runs(shape, step, common)
+    counts = np.repeat(common.counts, heads)
+    has_work = (common.counts > 0) | (edges.rows >= 0).any(1)
+    sequences = np.flatnonzero(np.repeat(has_work, heads))
+    pieces = Runs(sequences, np.zeros_like(sequences), counts[sequences])
     may_share = not shape.batch_invariant
-    by_core, shared = pack_cores(pieces, shape.tile_segments, cores, may_share)
-    table = np.array(
-        [
-            (core, s.tile, s.number, s.place, *s.runs)
-            for core, own in enumerate(by_core)
-            for s in own
-        ],
-        np.int64,
-    ).reshape(-1, 7)
-    core, tile, number, place, sequence, first, length = table.T
-    batch, tile = np.divmod(tile, shape.tiles)
-    entry = core * shape.batches + batch
-    goes_on = np.append((core[1:] == core[:-1]) & (sequence[1:] == sequence[:-1]), False)
-    from_before = np.append(False, goes_on[:-1]) if len(core) else goes_on
-    last_of_core = np.append(core[1:] != core[:-1], True) if len(core) else goes_on
-    # What the next tile goes on with is its tile's first or last segment.
-    number = np.where((goes_on | last_of_core) & (number > 0), shape.tile_segments - 1, number)
-    segment = tile * shape.tile_segments + number
-    used = int(batch.max()) + 1 if len(batch) else 1
-
-    entries, parts = cores * shape.batches, shape.parts
-    indices = np.full((entries, PARTITIONS, shape.tiles + 5 * parts), -1, np.int32)
-    masks = np.full((entries, PARTITIONS, shape.segments + 2 * shape.tiles), ABSENT, np.float32)
-    flags = np.zeros((entries, PARTITIONS, shape.flag_columns), np.uint8)
-    which, offset = _ranges(np.zeros_like(length), length)
-    partition = PARTITION_OF[place[which] + offset]
-    starts = np.concatenate([[0], np.cumsum(num_runs)])
-    of_request, kv_head = np.divmod(sequence, heads)
-    rows = run_rows[(starts[of_request] + first)[which] + offset]
-    rows = rows + kv_head[which] * (step.block_size // size)
-    indices[entry[which], partition, tile[which]] = rows
-    masks[entry[which], partition, segment[which]] = PRESENT
-    _link_tiles(shape, masks, batch * shape.tiles + tile, core, number, from_before)
-    part, inner = np.divmod(segment, shape.part_segments)
-    row = np.arange(shape.rows)
-    at = entry[:, None], inner[:, None] * shape.rows + row
-    column = shape.tiles + parts + part[:, None]
-    real = (row % shape.num_queries) < step.query_lens[of_request][:, None]
-    query_rows = sequence[:, None] * shape.rows + row
-    ends = first + length == counts[sequence]
-    stored = (ends & (sequence != shared))[:, None]
-    query_head = kv_head[:, None] * (shape.rows // shape.num_queries) + row // shape.num_queries
-    indices[(*at, column)] = np.where(real, query_rows, -1)
-    indices[(*at, column + parts)] = np.where(stored, query_rows, -1)
-    indices[(*at, column + 2 * parts)] = query_head
-    indices[(*at, column + 3 * parts)] = kv_head[:, None]
-    flags[(*at, np.broadcast_to(part[:, None], real.shape))] = real
-    # Tiles without work go on with the shared sequence: its edges join the last of them.
-    alone = (sequence == shared) & (tile < shape.tiles - 1)
-    edge_segment = np.where(alone, (shape.tiles - 1) * shape.tile_segments, segment)
-    edges.place(indices, flags, entry[ends], edge_segment[ends], sequence[ends])
-    for each in np.flatnonzero(alone & ends):
-        own_part, within = divmod(int(edge_segment[each]), shape.part_segments)
-        own_rows = slice(within * shape.rows, (within + 1) * shape.rows)
-        columns = indices[entry[each], own_rows, shape.tiles + parts + own_part :: parts]
-        columns[:, 0] = np.where(real[each], query_rows[each], -1)
-        columns[:, 2], columns[:, 3] = query_head[each], kv_head[each]
-
-    shared_rows = np.full((cores, PARTITIONS, 5), -1, np.int32)
-    if shared >= 0:
-        last = np.flatnonzero(sequence == shared)[0]
-        own = shared_rows[:, : shape.rows]
-        own[..., 1], own[..., 2], own[..., 3] = query_head[last], kv_head[last], real[last]
-        own[0, :, 0] = query_rows[last]
-        full = batch * shape.tiles + tile == used * shape.tiles - 1
-        for each in np.flatnonzero(last_of_core):
-            shared_rows[core[each], :, 4] = full[each] and number[each] > 0
+    by_core, shared = pack_cores(pieces, shape.tile_segments, step.num_cores, may_share)
+    work = _Work(shape, step, by_core, shared, counts)
+    indices, masks, flags = work.lists(common, edges)
     return DecodeLists(
-        np.full((cores, 1), used, np.int32), indices, masks, flags, shared_rows,
-        _empty_sequences(sequences, requests * heads, cores),
+        np.full((step.num_cores, 1), work.num_batches, np.int32), indices, masks, flags,
+        work.shared_rows(), _empty_sequences(sequences, requests * heads, step.num_cores),
     )  # fmt: skip
 
 
-def _link_tiles(
-    shape: DecodeShape, masks: Array, place: Array, core: Array, number: Array, from_before: Array
-) -> None:
-    """Enter which tiles go on with the one before; those behind a core's last one do."""
-    by_core = masks.reshape(-1, shape.batches, PARTITIONS, masks.shape[2])
+class _Work:
+    """Segments of all cores, and where they stand in the lists.
 
-    def link(core: Array, place: Array, number: Array) -> None:
-        batch, tile = np.divmod(place, shape.tiles)
-        by_core[core, batch, :, shape.segments + tile + shape.tiles * (number > 0)] = PRESENT
+    Tiles are numbered through all cores and batches, and so are segments: `slot`, for which the
+    lists have some room behind each batch's last part.
+    """
 
-    linked = np.flatnonzero(from_before)
-    link(core[linked], place[linked], number[linked - 1])
-    for each in range(len(by_core)):
-        own = np.flatnonzero(core == each)[-1:]
-        end = place[own[0]] + 1 if len(own) else 0
-        behind = np.arange(end, shape.batches * shape.tiles)
-        numbers = np.zeros_like(behind)
-        numbers[:1] = number[own] if len(own) else 0
-        link(np.full_like(behind, each), behind, numbers)
-
-
-class _Edges:
-    """The edge runs of all requests."""
-
-    def __init__(self, shape: DecodeShape, step: Step, first_run: Array, end_run: Array) -> None:
-        e, per_run = shape.edge_tokens, shape.tokens // shape.edge_tokens
-        self.shape, self.step = shape, step
-        seen_from = np.maximum(0, step.first_query - step.reach + 1)
-        end = -(-step.context_lens // e)
-        left_end = np.minimum(end, first_run * per_run)
-        left = _ranges(seen_from // e, np.where(step.active, left_end, 0))
-        right = _ranges(end_run * per_run, np.where(step.active, end, 0))
-        request = np.concatenate([left[0], right[0]])
-        unit = np.concatenate([left[1], right[1]])
-        rows = step.rows(request, unit, e)
-        queries = step.first_query[request][:, None] + np.arange(shape.num_queries)
-        positions = (unit[:, None] * e + np.arange(e))[:, None]
-        seen = (positions <= queries[..., None]) & (
-            positions > queries[..., None] - step.reach[request][:, None, None]
-        )
-        seen &= (queries < step.context_lens[request][:, None])[..., None]
-        kept = (rows >= 0) & seen.any((1, 2))
-        order = np.argsort(request[kept], kind="stable")
-        self.rows, self.seen = rows[kept][order], seen[kept][order]
-        self.counts = np.bincount(request[kept], minlength=len(step.tables))
-        self.starts = np.concatenate([[0], np.cumsum(self.counts)])
-
-    def place(
-        self, indices: Array, flags: Array, entry: Array, segment: Array, sequence: Array
+    def __init__(
+        self, shape: DecodeShape, step: Step, by_core: list[Segments], shared: int, counts: Array
     ) -> None:
-        """Enter those of sequences that end in the given segments."""
+        self.shape, self.step, self.shared = shape, step, shared
+        self.tiles, self.slots = shape.batches * shape.tiles, shape.parts * shape.part_segments
+        joined = by_core[0]
+        if len(by_core) > 1:
+            joined = Segments(*(np.concatenate(each) for each in zip(*by_core, strict=True)))
+        tile, number, self.place, self.sequence, self.first, self.length = joined
+        lengths = [len(own.tile) for own in by_core]
+        self.core_ends = [sum(lengths[: core + 1]) - 1 for core in range(len(by_core))]
+        """Last segment of each core; that of the core before if it has none."""
+        self.last_tile = [int(own.tile[-1]) if len(own.tile) else -1 for own in by_core]
+        self.tile = tile + np.repeat(np.arange(len(by_core)) * self.tiles, lengths)
+        self.request, self.kv_head = np.divmod(self.sequence, step.num_kv_heads)
+        self.ends = self.first + self.length == counts[self.sequence]
+        self.goes_on = np.zeros(len(tile), bool)
+        self.goes_on[:-1] = self.sequence[1:] == self.sequence[:-1]
+        moved = self.goes_on.copy()
+        for end, last in zip(self.core_ends, self.last_tile, strict=True):
+            if last >= 0:
+                self.goes_on[end], moved[end] = False, True
+        # What the next tile goes on with is its tile's first or last segment.
+        self.number = np.where(moved & (number > 0), shape.tile_segments - 1, number)
+        entry, in_batch = np.divmod(self.tile, shape.tiles)
+        self.slot = entry * self.slots + in_batch * shape.tile_segments + self.number
+        self.edge_slot, self.alone = self.slot, np.zeros(0, int)
+        if shared >= 0:
+            # Tiles without work go on with it: its edges join the last of them.
+            is_alone = (self.sequence == shared) & (in_batch < shape.tiles - 1)
+            end_slot = entry * self.slots + (shape.tiles - 1) * shape.tile_segments
+            self.edge_slot = np.where(is_alone, end_slot, self.slot)
+            self.alone = np.flatnonzero(is_alone & self.ends)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches with work on any core, at least 1."""
+        return max(0, *self.last_tile) // self.shape.tiles + 1
+
+    def lists(self, common: CommonRuns, edges: EdgeRuns) -> tuple[Array, Array, Array]:
+        """DecodeLists.indices, masks, flags."""
         shape, step = self.shape, self.step
-        e, parts = shape.edge_tokens, shape.parts
-        request, kv_head = np.divmod(sequence, step.num_kv_heads)
-        which, offset = _ranges(np.zeros_like(request), self.counts[request])
-        of_edge = self.starts[request][which] + offset
-        part, inner = np.divmod(segment[which], shape.part_segments)
-        at = entry[which], inner * shape.edge_runs + offset
-        rows = self.rows[of_edge] + kv_head[which] * (step.block_size // e)
-        indices[(*at, shape.tiles + part)] = rows
-        seen = self.seen[of_edge]
-        at = at[0][:, None], at[1][:, None]
-        any_row = parts + part[:, None] * e + np.arange(e)
-        flags[(*at, any_row)] = seen.any(1)
-        width = shape.num_queries * e
-        each = parts + parts * e + segment[which][:, None] * width + np.arange(width)
-        flags[(*at, each)] = seen.reshape(len(seen), width)
+        rows, tiles, parts, e = shape.rows, shape.tiles, shape.parts, shape.edge_tokens
+        entries = step.num_cores * shape.batches
+        indices = np.full((entries, PARTITIONS, tiles + 5 * parts), -1, np.int32)
+        masks = np.full((entries, PARTITIONS, shape.segments + 2 * tiles), ABSENT, np.float32)
+        flags = np.zeros((entries, PARTITIONS, shape.flag_columns), np.uint8)
+
+        _by_engine(indices)[..., :tiles] = self._runs(common)
+        np.copyto(_by_engine(masks)[..., : shape.segments], PRESENT, where=self._owned())
+        links = self._links().reshape(entries, tiles, 2).swapaxes(1, 2).reshape(entries, 1, -1)
+        np.copyto(masks[..., shape.segments :], PRESENT, where=links)
+
+        query, real = self.queries
+        height = shape.part_segments * rows
+        by_kind = query.reshape(entries, parts, shape.part_segments, 4, rows).transpose(
+            0, 2, 4, 3, 1
+        )
+        indices[:, :height, tiles + parts :] = by_kind.reshape(entries, height, 4 * parts)
+        flags[:, :height, :parts] = real.reshape(entries, parts, height).swapaxes(1, 2)
+
+        # Each sequence's edges stand where it ends.
+        request, slot = self.request[self.ends], self.edge_slot[self.ends]
+        edge_rows = np.full((entries * self.slots, shape.edge_runs), -1, np.int32)
+        own, head_rows = edges.rows[request], self.kv_head[self.ends] * (step.block_size // e)
+        edge_rows[slot] = np.where(own < 0, -1, own + head_rows[:, None])
+        height = shape.part_segments * shape.edge_runs
+        indices[:, :height, tiles : tiles + parts] = edge_rows.reshape(
+            entries, parts, height
+        ).swapaxes(1, 2)
+        any_sees = np.zeros((entries * self.slots, shape.edge_runs, e), np.uint8)
+        any_sees[slot] = np.any(
+            edges.seen[request].reshape(*own.shape, shape.num_queries, e), axis=2
+        )
+        by_part = any_sees.reshape(entries, parts, height, e).swapaxes(1, 2)
+        first = parts + parts * e
+        flags[:, :height, parts:first] = by_part.reshape(entries, height, parts * e)
+        each = flags[:, :height, first:].reshape(
+            entries, shape.part_segments, shape.edge_runs, shape.segments, -1
+        )
+        entry, segment = np.divmod(slot, self.slots)
+        each[entry, segment % shape.part_segments, :, segment] = edges.seen[request]
+        return indices, masks, flags
+
+    def _runs(self, common: CommonRuns) -> Array:
+        """Cache row of each run of each tile, -1 where there is none."""
+        shape, step = self.shape, self.step
+        entries = step.num_cores * shape.batches
+        rows = np.full((entries, shape.tiles, PARTITIONS), -1, np.int32)
+        before = np.cumsum(self.length) - self.length
+        begins = np.cumsum(common.counts) - common.counts
+        source = np.repeat(begins[self.request] + self.first - before, self.length)
+        count = np.arange(len(source))
+        source += count
+        found = common.rows[source]
+        if step.num_kv_heads > 1:
+            heads = self.kv_head * (step.block_size // shape.tokens)
+            found += np.repeat(heads.astype(np.int32), self.length)
+        place = np.repeat(self.tile * PARTITIONS + self.place - before, self.length)
+        place += count
+        rows.reshape(-1)[place] = found
+        return _spread(rows)
+
+    def _owned(self) -> Array:
+        """Which runs of its tile are a segment's."""
+        shape = self.shape
+        begin, end = np.zeros((2, self.step.num_cores * self.tiles, shape.tile_segments), np.int16)
+        begin[self.tile, self.number] = self.place
+        end[self.tile, self.number] = self.place + self.length
+        run = np.arange(PARTITIONS, dtype=np.int16)
+        owned = (run >= begin[..., None]) & (run < end[..., None])
+        return _spread(owned.reshape(-1, shape.segments, PARTITIONS))
+
+    def _links(self) -> Array:
+        """[tiles, 2]: goes on with the first, with the last segment of the tile before.
+
+        Those behind a core's last one do.
+        """
+        links = np.zeros((self.step.num_cores * self.tiles, 2), bool)
+        linked = self.goes_on.nonzero()[0]
+        links[self.tile[linked + 1], (self.number[linked] > 0).astype(int)] = True
+        for core, (end, last) in enumerate(zip(self.core_ends, self.last_tile, strict=True)):
+            behind = links[core * self.tiles + last + 1 : (core + 1) * self.tiles]
+            behind[:, 0] = True
+            if last >= 0 and self.number[end] > 0:
+                behind[:1] = False, True
+        return links
+
+    @cached_property
+    def queries(self) -> tuple[Array, Array]:
+        """Query row of q, row of out, query head and KV head of each slot's rows; and if real."""
+        shape = self.shape
+        row = np.arange(shape.rows)
+        slots = self.step.num_cores * shape.batches * self.slots
+        query = np.full((slots, 4, shape.rows), -1, np.int32)
+        real = np.zeros((slots, shape.rows), bool)
+        is_real = row % shape.num_queries < self.step.query_lens[self.request][:, None]
+        of_q = self.sequence[:, None] * shape.rows + row
+        stored = self.ends & (self.sequence != self.shared)
+        head = self.kv_head[:, None]
+        own = np.empty((len(of_q), 4, shape.rows), np.int32)
+        own[:, 0] = np.where(is_real, of_q, -1)
+        own[:, 1] = np.where(stored[:, None], of_q, -1)
+        own[:, 2] = head * (shape.rows // shape.num_queries) + row // shape.num_queries
+        own[:, 3] = head
+        query[self.slot], real[self.slot] = own, is_real
+        query[self.edge_slot[self.alone]] = own[self.alone]
+        query[self.edge_slot[self.alone], 1] = -1
+        return query, real
+
+    def shared_rows(self) -> Array:
+        """DecodeLists.shared."""
+        shape = self.shape
+        shared = np.full((self.step.num_cores, PARTITIONS, 5), -1, np.int32)
+        if self.shared < 0:
+            return shared
+        query, real = self.queries
+        last = np.flatnonzero(self.sequence == self.shared)[0]
+        row = np.arange(shape.rows)
+        own = shared[:, : shape.rows]
+        own[0, :, 0] = self.shared * shape.rows + row
+        own[..., 1], own[..., 2] = query[self.slot[last], 2], query[self.slot[last], 3]
+        own[..., 3] = real[self.slot[last]]
+        for core, (end, last) in enumerate(zip(self.core_ends, self.last_tile, strict=True)):
+            is_full = last == self.num_batches * shape.tiles - 1
+            shared[core, :, 4] = is_full and self.number[end] > 0
+        return shared
 
 
-def _ranges(first: Array, end: Array) -> tuple[Array, Array]:
-    """Which range, and number, of all numbers of the ranges first .. end - 1."""
-    lengths = np.maximum(0, end - first)
-    which = np.repeat(np.arange(len(lengths)), lengths)
-    before = np.cumsum(lengths) - lengths
-    return which, np.arange(len(which)) - (before - first)[which]
+def _by_engine(lists: Array) -> Array:
+    """[entries, 128, n] as [entries, engine, partition of it, n], to be written."""
+    entries, _, n = lists.shape
+    return lists.reshape(entries, -1, PARTITIONS_OF_ENGINE, n)
+
+
+def _spread(runs: Array) -> Array:
+    """Runs of tiles [entries, tiles, 128] as [entries, engine, partition of it, tiles]."""
+    entries, tiles, _ = runs.shape
+    return runs.reshape(entries, tiles, PARTITIONS_OF_ENGINE, -1).transpose(0, 3, 2, 1)
 
 
 def _empty_sequences(used: Array, num_sequences: int, cores: int) -> Array:

@@ -1,6 +1,7 @@
 """Sizes of a compiled paged_decode, from the shapes of a call."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...reference.paging import cdiv
 from ..sizes import MATMUL_COLUMNS, PARTITIONS
@@ -55,12 +56,12 @@ class DecodeShape:
     """Every sequence has tiles, edges and a core of its own: nothing that is added up depends on
     another one or on where it stands."""
 
-    @property
+    @cached_property
     def segments(self) -> int:
         """Segments of a batch."""
         return self.tiles * self.tile_segments
 
-    @property
+    @cached_property
     def part_segments(self) -> int:
         """Segments whose edge runs and query rows lie on 128 partitions together."""
         if self.batch_invariant:
@@ -70,12 +71,12 @@ class DecodeShape:
             MATMUL_COLUMNS // (self.edge_tokens * self.rows),
         )  # fmt: skip
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Parts of a batch."""
         return cdiv(self.segments, self.part_segments)
 
-    @property
+    @cached_property
     def flag_columns(self) -> int:
         """Bytes per partition of a batch's flags."""
         edges = self.parts * self.edge_tokens

@@ -6,46 +6,74 @@ Sequences are packed one behind the other, so that only tiles with many short se
 empty, and a segment begins where the one before it ends.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ...reference.paging import cdiv
+from ..arrays import Array
 from ..sizes import PARTITIONS
 
 
 class Runs(NamedTuple):
-    """Some consecutive runs of a sequence."""
+    """Some consecutive runs of each of some sequences: arrays of one length."""
 
-    sequence: int
-    first: int
-    length: int
+    sequence: Array
+    first: Array
+    length: Array
+
+    def where(self, chosen: Array) -> "Runs":
+        """Those that a mask names."""
+        return Runs(*(each[chosen] for each in self))
+
+    def then(self, other: "Runs") -> "Runs":
+        """Both, one behind the other."""
+        return Runs(*map(np.append, self, other))
 
 
-class Segment(NamedTuple):
-    """Runs of a sequence in a tile, from run `place` of the tile on."""
+class Segments(NamedTuple):
+    """Segments in order: arrays of one length."""
 
-    tile: int
-    number: int
+    tile: Array
+    number: Array
     """Which segment of the tile, from 0."""
-    place: int
-    runs: Runs
+    place: Array
+    """Run of the tile that it begins with."""
+    sequence: Array
+    first: Array
+    """Run of the sequence that it begins with."""
+    length: Array
 
 
-def pack(pieces: Sequence[Runs], tile_segments: int) -> list[Segment]:
-    """Spans for these runs in their order; one without runs gets a segment as well."""
-    segments: list[Segment] = []
+def pack(pieces: Runs, tile_segments: int) -> Segments:
+    """Segments for these runs in their order; one without runs gets a segment as well."""
+    count = len(pieces.length)
+    before = np.cumsum(pieces.length) - pieces.length
+    tile, number = np.divmod(np.arange(count), tile_segments)
+    place = before - before[tile * tile_segments] if count else before
+    if ((place < PARTITIONS) & (place + pieces.length <= PARTITIONS)).all():
+        # No sequence is cut: every tile has as many as it may.
+        return Segments(tile, number, place, *pieces)
+    return _pack_in_turn(pieces, tile_segments)
+
+
+def _pack_in_turn(pieces: Runs, tile_segments: int) -> Segments:
+    """The same, one segment after the other."""
+    segments: list[tuple[int, int, int, int, int, int]] = []
     tile, number, place = -1, tile_segments, 0
-    for sequence, first, length in pieces:
-        end = first + length
+    ends = pieces.first + pieces.length
+    for sequence, first, end in zip(
+        pieces.sequence.tolist(), pieces.first.tolist(), ends.tolist(), strict=True
+    ):
         while True:
             if number == tile_segments or place == PARTITIONS:
                 tile, number, place = tile + 1, 0, 0
             taken = min(end - first, PARTITIONS - place)
-            segments.append(Segment(tile, number, place, Runs(sequence, first, taken)))
+            segments.append((tile, number, place, sequence, first, taken))
             number, place, first = number + 1, place + taken, first + taken
             if first == end:
                 break
-    return segments
+    return Segments(*np.array(segments).reshape(-1, 6).T)
 
 
 def most_tiles(num_sequences: int, runs_per_sequence: int, tile_segments: int) -> int:
@@ -63,8 +91,8 @@ def most_tiles(num_sequences: int, runs_per_sequence: int, tile_segments: int) -
 
 
 def pack_cores(
-    pieces: Sequence[Runs], tile_segments: int, num_cores: int, may_share: bool
-) -> tuple[list[list[Segment]], int]:
+    pieces: Runs, tile_segments: int, num_cores: int, may_share: bool
+) -> tuple[list[Segments], int]:
     """The segments of each core, half of the tiles each, and the sequence that two share or -1.
 
     The shared sequence comes last on either core.
@@ -72,22 +100,19 @@ def pack_cores(
     segments = pack(pieces, tile_segments)
     if num_cores == 1:
         return [segments], -1
-    if not may_share and segments:
-        half = cdiv(segments[-1].tile + 1, 2)
-        middle = max(s.runs.sequence for s in segments if s.tile < half)
-        first = [runs for runs in pieces if runs.sequence <= middle]
-        return [pack(first, tile_segments), pack(pieces[len(first) :], tile_segments)], -1
-    end = cdiv(segments[-1].tile + 1, 2) if segments else 0
-    first_segments = [segment for segment in segments if segment.tile < end]
-    if len(first_segments) == len(segments):
-        return [first_segments, []], -1
-    cut = segments[len(first_segments)].runs
-    second = [runs for runs in pieces if runs.sequence > cut.sequence]
-    rest = [
-        Runs(cut.sequence, cut.first, runs.length - cut.first)
-        for runs in pieces
-        if runs.sequence == cut.sequence
-    ]
-    if cut.first:
-        return [first_segments, pack(second + rest, tile_segments)], cut.sequence
-    return [first_segments, pack(rest + second, tile_segments)], -1
+    count = len(segments.tile)
+    half = cdiv(int(segments.tile[-1]) + 1, 2) if count else 0
+    end = int(np.searchsorted(segments.tile, half))
+    if not may_share and count:
+        of_first = pieces.sequence <= segments.sequence[end - 1]
+        return [pack(pieces.where(own), tile_segments) for own in (of_first, ~of_first)], -1
+    on_first = Segments(*(each[:end] for each in segments))
+    if end == count:
+        return [on_first, Segments(*(each[:0] for each in segments))], -1
+    cut, first = int(segments.sequence[end]), segments.first[end]
+    rest = pieces.where(pieces.sequence == cut)
+    rest = Runs(rest.sequence, rest.first + first, rest.length - first)
+    behind = pieces.where(pieces.sequence > cut)
+    if first:
+        return [on_first, pack(behind.then(rest), tile_segments)], cut
+    return [on_first, pack(rest.then(behind), tile_segments)], -1

@@ -1,6 +1,5 @@
 """paged_decode against the float64 reference."""
 
-from itertools import groupby, pairwise
 from unittest import mock
 
 import ml_dtypes
@@ -11,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.kernels import DecodePlan, paged_decode
-from segattn.kernels.plan import decode_shape, work_tiles
-from segattn.kernels.plan.decode_plan import DecodeLists, Step, plan_lists
+from segattn.kernels.plan import decode_shape
 from segattn.reference import attention as reference
 from segattn.reference import nki
 from segattn.reference.nki.cost.constants import BASE
@@ -151,69 +149,6 @@ def test_no_scores_and_no_values_are_silently_wrong(change: str) -> None:
     _assert_one_request(rng, keys, values, q)
 
 
-def planned(
-    call: decode_shape.DecodeCall,
-    lengths: list[int],
-    tables: Array,
-    queries: list[int] | None = None,
-) -> tuple[decode_shape.DecodeShape, DecodeLists]:
-    """The lists of a step without a window, every request with one query."""
-    shape = decode_shape.decode_shape(call)
-    step = Step(
-        tables, np.array(lengths), np.ones(len(lengths), np.int64), None, call.block_size,
-        call.num_kv_heads, call.num_cores,
-    )  # fmt: skip
-    return shape, plan_lists(shape, step)
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_work_follows_the_lengths_and_two_cores_share_it_evenly(cores: int) -> None:
-    """Batches with work, of a table that could hold 131072 tokens per request.
-
-    Per KV head 4096 runs of 32 tokens, none, and 1250: 32 tiles, then 10 in which the short
-    sequence has a segment of its own: some 84 on two heads, 11 batches of 8, or 6.
-    """
-    tables = np.arange(4 * 1024).reshape(4, 1024)
-    call = decode_shape.DecodeCall(4, 2, 4, 1, 128, 128, 2, 131072, False, cores)
-    shape, lists = planned(call, [131072, 5, 0, 40000], tables)
-    assert (shape.tokens, shape.tiles, shape.tile_segments) == (32, 8, 1)
-    assert lists.num_batches.ravel().tolist() == {1: [11], 2: [6, 6]}[cores]
-    gathered = (lists.indices[..., : shape.tiles] >= 0).reshape(cores, -1).sum(1)
-    assert gathered.sum() == 2 * (4096 + 1250)
-    assert gathered.max() <= 1.03 * gathered.sum() / cores
-
-
-@given(
-    lengths=st.lists(st.integers(0, 4000), min_size=1, max_size=12),
-    heads=st.integers(1, 4),
-    most=st.integers(1, 8),
-)
-def test_both_cores_run_the_same_trips(lengths: list[int], heads: int, most: int) -> None:
-    call = decode_shape.DecodeCall(len(lengths), heads, 4, 1, 128, 32, 2, 4000, False, 2)
-    with mock.patch.object(decode_shape, "MOST_TILES", most):
-        _, lists = planned(call, lengths, np.zeros((len(lengths), 125), np.int64))
-    assert lists.num_batches[0] == lists.num_batches[1]
-    assert 1 <= lists.num_batches[0, 0] <= len(lists.indices) // 2
-
-
-@pytest.mark.parametrize(
-    ("requests", "context", "table", "tiles"),
-    [
-        # 64 runs of 32 tokens: two requests fill a tile.
-        (16, 2048, 2048, 8),
-        # 16 runs: eight would fill one, which four may share.
-        (64, 512, 512, 16),
-        (1, 100, 131072, 1),
-    ],
-)
-def test_requests_share_work_tiles(requests: int, context: int, table: int, tiles: int) -> None:
-    tables = np.arange(requests * table // 32).reshape(requests, -1)
-    call = decode_shape.DecodeCall(requests, 1, 8, 1, 128, 32, 2, table, False, 1)
-    shape, lists = planned(call, [context] * requests, tables)
-    used = (lists.indices[..., : shape.tiles] >= 0).any(1)
-    assert used.sum() == tiles
-
-
 def test_a_plan_of_a_step_serves_all_layers() -> None:
     rng = np.random.default_rng(2)
     lengths = [300, 77, 0]
@@ -239,38 +174,6 @@ def test_a_plan_of_a_step_serves_all_layers() -> None:
         paged_decode(q[:2], keys, values, plan=plan)
 
 
-@given(
-    lengths=st.lists(st.integers(0, 500), max_size=12),
-    tile_segments=st.integers(1, 4),
-    num_cores=st.sampled_from([1, 2]),
-)
-def test_segments_hold_every_run_once_and_in_order(
-    lengths: list[int], tile_segments: int, num_cores: int
-) -> None:
-    pieces = [work_tiles.Runs(sequence, 0, length) for sequence, length in enumerate(lengths)]
-    cores, shared = work_tiles.pack_cores(pieces, tile_segments, num_cores, True)
-    assert len(cores) == num_cores
-    runs: dict[int, list[int]] = {sequence: [] for sequence in range(len(lengths))}
-    most = work_tiles.most_tiles(len(lengths), max(lengths, default=0), tile_segments)
-    for segments in cores:
-        order = [segment.runs.sequence for segment in segments]
-        assert len(set(order)) == sum(a != b for a, b in pairwise([-1, *order]))
-        assert shared not in order or order[-1] == shared
-        for tile, own in groupby(segments, lambda segment: segment.tile):
-            of_tile = list(own)
-            assert [segment.number for segment in of_tile] == list(range(len(of_tile)))
-            assert len(of_tile) <= tile_segments
-            assert [segment.place for segment in of_tile] == [
-                sum(segment.runs.length for segment in of_tile[:i]) for i in range(len(of_tile))
-            ]
-            assert sum(segment.runs.length for segment in of_tile) <= 128
-            assert tile < -(-most // num_cores) + num_cores - 1
-        for _, _, _, (sequence, first, length) in segments:
-            runs[sequence] += range(first, first + length)
-    assert [runs[sequence] for sequence in range(len(lengths))] == [list(range(n)) for n in lengths]
-    assert all(any(s.runs.sequence == c for o in cores for s in o) for c in range(len(lengths)))
-
-
 def test_a_short_context_in_a_long_table_costs_a_batch() -> None:
     """Modelled: at most 0.4 of what a context of 16 slots costs with the same program."""
     rng = np.random.default_rng(0)
@@ -283,34 +186,6 @@ def test_a_short_context_in_a_long_table_costs_a_batch() -> None:
             paged_decode(q, paged.k_cache, paged.v_cache, paged.tables, lengths)
         us.append(evaluate(trace.launches[0], BASE).modelled_us)
     assert us[0] <= 0.6 * us[1]
-
-
-def test_no_run_is_gathered_that_no_query_sees() -> None:
-    """The runs of a plan against the definition: common tokens in tiles, others in edge runs."""
-    rng = np.random.default_rng(11)
-    block_size, num_queries, window = 16, 3, 40
-    lengths, real = np.array([77, 200, 3, 0]), np.array([3, 1, 2, 3])
-    call = decode_shape.DecodeCall(4, 2, 6, num_queries, 64, block_size, 4, 208, True, 1)
-    shape = decode_shape.decode_shape(call)
-    tables = rng.permutation(52).reshape(4, 13)
-    lists = plan_lists(shape, Step(tables, lengths, real, window, block_size, 2, 1))
-    parts = slice(shape.tiles, shape.tiles + shape.parts)
-    found = [
-        run * size + token
-        for columns, size in ((slice(shape.tiles), shape.tokens), (parts, shape.edge_tokens))
-        for run in lists.indices[..., columns][lists.indices[..., columns] >= 0].tolist()
-        for token in range(size)
-    ]
-    needed, near = [], set()
-    for table, length, queries in zip(tables, lengths, real, strict=True):
-        for position in range(max(0, length - queries - window + 1), length):
-            for head in range(2):
-                base = (int(table[position // block_size]) * 2 + head) * block_size
-                needed.append(base + position % block_size)
-                run = position % block_size // shape.edge_tokens * shape.edge_tokens
-                near |= set(range(base + run, base + run + shape.edge_tokens))
-    assert len(found) == len(set(found))
-    assert set(needed) <= set(found) <= near
 
 
 @pytest.mark.parametrize(("largest", "k_scale"), [(3e38, None), (1e32, 1e-6)])
