@@ -10,9 +10,14 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from segattn.kernels import backend, padded_prefill, paged_decode, segmented_attention
-from segattn.kernels import write_kv_cache as write
-from segattn.reference.nki import NkiWarning
+from segattn.kernels import (
+    Launch,
+    prepare_padded_prefill,
+    prepare_paged_decode,
+    prepare_segmented_attention,
+    prepare_write_kv_cache,
+)
+from segattn.reference.nki import NkiWarning, strict
 from segattn.tests.kernels.cases import Options, normal, paged_tokens
 
 BF16: Final = ml_dtypes.bfloat16
@@ -37,25 +42,27 @@ def _segmented(
     dtype: Any = BF16,
     segment: int = 512,
     d: int = 64,
-) -> None:
+) -> Launch[Any]:
     rng = np.random.default_rng(1)
     paged = paged_tokens(rng, [prior], heads[1], d, 32, options.cache_dtype(dtype))
     q, k, v = (normal(rng, (n, rows, d), dtype) for n in (heads[0], heads[1], heads[1]))
-    segmented_attention(
+    return prepare_segmented_attention(
         q, k, v, options.stored_keys(paged.k_cache), paged.v_cache, paged.tables[0], prior,
         rows - 3, kv_segment_size=segment, softmax=softmax,
         **options.arguments(rng, heads[0]), **options.scales(rng, heads[1], dtype),
     )  # fmt: skip
 
 
-def _padded(heads: tuple[int, int], options: Options, rows: int = 256, dtype: Any = BF16) -> None:
+def _padded(
+    heads: tuple[int, int], options: Options, rows: int = 256, dtype: Any = BF16
+) -> Launch[Any]:
     rng = np.random.default_rng(2)
     q, k, v = (normal(rng, (n, rows, 64), dtype) for n in (heads[0], heads[1], heads[1]))
     shape = (rows // 16 + 1, heads[1], 16, 64)
     k_cache, v_cache = (np.zeros(shape, options.cache_dtype(dtype)) for _ in "kv")
     slots = np.full(rows, -1, np.int32)
     slots[: rows - 9] = np.arange(3, rows - 6)
-    padded_prefill(
+    return prepare_padded_prefill(
         q, k, v, options.stored_keys(k_cache), v_cache, slots, rows - 9,
         **options.arguments(rng, heads[0]), **options.scales(rng, heads[1], dtype),
     )  # fmt: skip
@@ -68,10 +75,10 @@ def _decode(
     queries: int = 1,
     dtype: Any = BF16,
     d: int = 64,
-) -> None:
+) -> Launch[Any]:
     rng = np.random.default_rng(3)
     paged = paged_tokens(rng, lengths, heads[1], d, 32, options.cache_dtype(dtype))
-    paged_decode(
+    return prepare_paged_decode(
         normal(rng, (len(lengths), heads[0], queries, d), dtype),
         options.stored_keys(paged.k_cache), paged.v_cache, paged.tables,
         np.array(lengths, np.int32),
@@ -79,16 +86,18 @@ def _decode(
     )  # fmt: skip
 
 
-def _write(heads: int, options: Options, dtype: Any = BF16) -> None:
+def _write(heads: int, options: Options, dtype: Any = BF16) -> Launch[Any]:
     rng = np.random.default_rng(4)
     k, v = (normal(rng, (heads, 100, 64), dtype) for _ in "kv")
     k_cache, v_cache = (np.zeros((9, heads, 16, 64), options.cache_dtype(dtype)) for _ in "kv")
     slots = rng.permutation(9 * 16)[:100].astype(np.int32)
     slots[::7] = -1
-    write(k, v, options.stored_keys(k_cache), v_cache, slots, **options.scales(rng, heads, dtype))
+    return prepare_write_kv_cache(
+        k, v, options.stored_keys(k_cache), v_cache, slots, **options.scales(rng, heads, dtype)
+    )
 
 
-CALLS: Final[dict[str, Callable[[], None]]] = {
+CALLS: Final[dict[str, Callable[[], Launch[Any]]]] = {
     "segmented exact": lambda: _segmented((2, 1), 256, 1100, "exact", _options()),
     "segmented exact fp32": lambda: _segmented((2, 1), 128, 600, "exact", _options(), np.float32),
     "segmented bounded": lambda: _segmented((2, 1), 512, 2100, "bounded", _options()),
@@ -123,16 +132,12 @@ SKIPS: Final = "decode lnc 2, mixed"
 """The call that runs several batches in a device loop, whose gathers leave idle lanes out."""
 
 
-def violations(call: Callable[[], None]) -> set[str]:
-    """Rule, file, line and text of each violation, for one call of ours."""
-    before = backend.FIELD_RULES
-    backend.FIELD_RULES = {"field": "warn"}
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            call()
-    finally:
-        backend.FIELD_RULES = before
+def violations(call: Callable[[], Launch[Any]]) -> set[str]:
+    """Rule, file, line and text of each violation, for one launch of ours."""
+    launch = call()
+    with warnings.catch_warnings(record=True) as seen, strict(field="warn"):
+        warnings.simplefilter("always")
+        launch.kernel[launch.grid](*launch.arrays)
     found = set()
     for warning in seen:
         if isinstance(warning.message, NkiWarning):

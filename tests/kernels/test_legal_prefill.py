@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from segattn.kernels import backend, segmented_attention
+from segattn.kernels import prepare_segmented_attention
 from segattn.reference import attention as reference
+from segattn.reference.nki import strict
 from segattn.tests.kernels.cases import assert_close, padded_rows, paged_tokens
 
 BF16 = ml_dtypes.bfloat16
@@ -29,9 +30,7 @@ BF16 = ml_dtypes.bfloat16
 )
 def test_no_rule_is_broken(
     softmax: str, heads: tuple[int, int], rows: int, n: int, prior: int, options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(backend, "FIELD_RULES", {"field": "error"})
     rng = np.random.default_rng(0)
     cache_dtype = ml_dtypes.float8_e4m3 if "k_scale" in options else BF16
     paged = paged_tokens(rng, [prior], heads[1], 64, 16, cache_dtype, holes=0.1)
@@ -41,5 +40,7 @@ def test_no_rule_is_broken(
     q = padded_rows(rng, heads[0], rows, n, 64, BF16)
     k, v = (padded_rows(rng, heads[1], rows, n, 64, BF16) for _ in range(2))
     call = (q, k, v, k_cache, paged.v_cache, paged.tables[0], prior, n)
-    out = segmented_attention(*call, softmax=softmax, kv_segment_size=512, **options)
+    launch = prepare_segmented_attention(*call, softmax=softmax, kv_segment_size=512, **options)
+    with strict(field="error"):
+        out = launch.finish(launch.kernel[launch.grid](*launch.arrays))
     assert_close(out[:, :n], reference.segmented_attention(*call, **options)[:, :n])
