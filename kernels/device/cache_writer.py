@@ -1,4 +1,4 @@
-"""Writing the paged KV cache by the indices of plan/cache_writes.py, in steps.
+"""Writing the paged KV cache by the indices of plan/cache_writes.py, in portions.
 
 Whole runs of tokens move in one descriptor each, single tokens in one for each KV head:
 
@@ -36,9 +36,9 @@ class Source:
     run: int  # CacheWrites.run
     pre_transposed: bool = False
 
-    def steps(self) -> Iterator[None]:
-        """The whole write, a few DMAs in each step."""
-        return _RowWriter(self).steps() if not self.pre_transposed else _ColumnWriter(self).steps()
+    def work(self) -> Iterator[None]:
+        """The whole write, a few DMAs in each portion."""
+        return _RowWriter(self).work() if not self.pre_transposed else _ColumnWriter(self).work()
 
 
 class _Writer:
@@ -122,7 +122,7 @@ class _Writer:
 class _RowWriter(_Writer):
     """Into [num_blocks, KV, block_size, d]."""
 
-    def steps(self) -> Iterator[None]:
+    def work(self) -> Iterator[None]:
         """Runs, then single tokens."""
         run, d = self.source.run, self.d
         for tile, rows, heads in self.runs():
@@ -158,7 +158,7 @@ class _ColumnWriter(_Writer):
         rows = num_blocks * num_kv_heads * self.parts
         self.blocks = self.cache.reshape((rows, self.features * self.block_size))
 
-    def steps(self) -> Iterator[None]:
+    def work(self) -> Iterator[None]:
         """Whole blocks, then those that are written in part."""
         size, count = self.block_size, self.features
         for loaded, rows, heads in self.runs():
@@ -194,10 +194,10 @@ class _ColumnWriter(_Writer):
             gather(self.rows, sources[:, i : i + 1], tokens[:, i * count : (i + 1) * count])
         if inverse is not None:
             tokens = self.stored(tokens, tokens.shape, inverse)
-        step = count if number > 1 else 0
+        stride = count if number > 1 else 0
         nisa.tensor_copy_predicated(
             dst=tile.ap([[count * size, height], [size, count], [1, size]]),
-            src=tokens.ap([[number * count, height], [1, count], [step, size]]),
+            src=tokens.ap([[number * count, height], [1, count], [stride, size]]),
             predicate=seen.ap([[size, height], [0, count], [1, size]]),
         )
         scatter(tile, self.blocks, rows)

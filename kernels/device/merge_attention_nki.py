@@ -80,9 +80,9 @@ def _factors(
     loaded, own, factors = sbuf((num_sets, count)), sbuf((count, num_sets)), sbuf((count, num_sets))
     nisa.dma_copy(dst=loaded, src=lses)
     nisa.tensor_scalar(dst=loaded, data=loaded, op0=nl.maximum, operand0=NOTHING)
-    turned = psum_bank()[0:count, 0:num_sets]
-    nisa.nc_matmul(dst=turned, stationary=loaded, moving=identity, accumulate=False)
-    nisa.tensor_copy(dst=own, src=turned)
+    transposed = psum_bank()[0:count, 0:num_sets]
+    nisa.nc_matmul(dst=transposed, stationary=loaded, moving=identity, accumulate=False)
+    nisa.tensor_copy(dst=own, src=transposed)
     largest, total, lse = sbuf((count, 1)), sbuf((count, 1)), sbuf((count, 1))
     nisa.tensor_reduce(dst=largest, op=nl.maximum, data=own, axis=1)
     nisa.tensor_scalar(dst=own, data=own, op0=nl.subtract, operand0=largest)

@@ -19,8 +19,8 @@ when they are padding):
     bounded (bounded_softmax.py): q_block of 4 q_tiles, the first rows first -> kv_tile: scores, one
         exp, and P V of the kv_tile some before; beside: columns of the next q_block, the results of
         those before, the cache write
-    exact (online_softmax.py): q_tile -> step of at most 16 kv_tiles up to the diagonal: scores and
-        row_max, weights of the step two before transposed, P V of the one three before
+    exact (online_softmax.py): q_tile -> iteration of at most 16 kv_tiles up to the diagonal: scores
+        and row_max, weights of the iteration two before transposed, P V of the one three before
 kv_tiles that a window hides are left out in both, those that it cuts are masked (band.py).
 
 Layouts. Query and key columns [128 features, rows] per 128 features of d, a tensor for each q_block
@@ -49,14 +49,14 @@ from .cache_writer import Source
 from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments, new_lse
 
 IDLE_ROWS = 64
-"""A cache write waits one step for each so many rows of the chunk, whose loads come first."""
+"""A cache write waits one portion for each so many rows of the chunk, whose loads come first."""
 
 
 def stores(source: Source) -> Iterator[None]:
     """A cache write beside the attention of its chunk."""
     for _ in range(source.chunk.shape[1] // IDLE_ROWS):
         yield
-    yield from source.steps()
+    yield from source.work()
 
 
 @nki.jit
@@ -85,14 +85,14 @@ def padded_prefill_kernel(
     sources = [keys, Source(v, v_cache, v_scales, writes, run)]
     if nl.num_programs(0) == 2:
         sources = [sources[nl.program_id(0)]]
-    steps = [stores(source) for source in sources]
+    writes_left = [stores(source) for source in sources]
     prefill = Prefill(
         ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
         softmax,
         None,
     )  # fmt: skip
-    prefill.run(steps)
-    for each in steps:
+    prefill.run(writes_left)
+    for each in writes_left:
         for _ in each:
             pass
     return (out, k_cache, v_cache, *prefill.results())

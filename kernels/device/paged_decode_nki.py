@@ -101,7 +101,7 @@ def carry(last: State, carried: State) -> None:
         nisa.tensor_copy(dst=own, src=new)
 
 
-def share_sequence(
+def merge_cores(
     args: DecodeArguments, constants: Constants, carried: State, core: int, shared: nl.NkiTensor
 ) -> None:
     """Add up the sequence that both cores end with; shared [cores, 128, 5] int32 HBM."""
@@ -234,5 +234,5 @@ def paged_decode_kernel(
         nisa.register_load(end, count)
         nl.fori_loop(0, end, attend_batch)
     if num_cores == 2:
-        share_sequence(args, constants, carried, core, shared)
+        merge_cores(args, constants, carried, core, shared)
     return out if lse is None else (out, lse)

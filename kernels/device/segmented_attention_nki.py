@@ -18,7 +18,7 @@ shapes. A failed check of the bounded softmax shows in the flags.
 Loop nest. Pass of the core (q_groups that share the loops: consecutive query heads of a KV head):
 the first q_blocks over the chunk as in padded_prefill, then prior.py:
     device loop of long trips -> segment -> q_group -> q_block of 4 q_tiles -> kv_tile (bounded), or
-        q_tile -> step of at most 16 kv_tiles (online); the next segment is made beside
+        q_tile -> iteration of at most 16 kv_tiles (online); the next segment is made beside
     device loop of short trips: what is left
 With a window the kv_tiles before the chunk that the window of some row cuts come first, unrolled
 (window_segments.py); if it reaches further back than 32 tiles and the chunk, what lies between them

@@ -46,8 +46,8 @@ def write_kv_cache_kernel(
         assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
     else:
         keys = Source(k, k_cache, k_scales, key_writes, key_run, pre_transposed=True)
-    steps = [keys.steps(), Source(v, v_cache, v_scales, writes, run).steps()]
-    while steps:
+    writes_left = [keys.work(), Source(v, v_cache, v_scales, writes, run).work()]
+    while writes_left:
         # In turn: a scatter may touch any row of its cache, so two into one wait for each other.
-        steps = [each for each in steps if next(each, True) is None]
+        writes_left = [each for each in writes_left if next(each, True) is None]
     return k_cache, v_cache

@@ -70,8 +70,8 @@ def plan_lists(shape: DecodeShape, step: Step) -> DecodeLists:
     has_work = (common.counts > 0) | (edges.rows >= 0).any(1)
     sequences = np.flatnonzero(np.repeat(has_work, heads))
     pieces = Runs(sequences, np.zeros_like(sequences), counts[sequences])
-    may_share = not shape.batch_invariant
-    by_core, shared = pack_cores(pieces, shape.tile_segments, step.num_cores, may_share)
+    may_split = not shape.batch_invariant
+    by_core, shared = pack_cores(pieces, shape.tile_segments, step.num_cores, may_split)
     work = _Work(shape, step, by_core, shared, counts)
     indices, masks, flags = work.lists(common, edges)
     return DecodeLists(
@@ -83,15 +83,15 @@ def plan_lists(shape: DecodeShape, step: Step) -> DecodeLists:
 class _Work:
     """Segments of all cores, and where they stand in the lists.
 
-    Tiles are numbered through all cores and batches, and so are segments: `slot`, for which the
-    lists have some room behind each batch's last part.
+    Tiles are numbered through all cores and batches, and so are segments: `position`, of
+    which each batch has `room`, some behind its last part.
     """
 
     def __init__(
         self, shape: DecodeShape, step: Step, by_core: list[Segments], shared: int, counts: Array
     ) -> None:
         self.shape, self.step, self.shared = shape, step, shared
-        self.tiles, self.slots = shape.batches * shape.tiles, shape.parts * shape.part_segments
+        self.tiles, self.room = shape.batches * shape.tiles, shape.parts * shape.part_segments
         joined = by_core[0]
         if len(by_core) > 1:
             joined = Segments(*(np.concatenate(each) for each in zip(*by_core, strict=True)))
@@ -112,13 +112,13 @@ class _Work:
         # What the next tile goes on with is its tile's first or last segment.
         self.number = np.where(moved & (number > 0), shape.tile_segments - 1, number)
         entry, in_batch = np.divmod(self.tile, shape.tiles)
-        self.slot = entry * self.slots + in_batch * shape.tile_segments + self.number
-        self.edge_slot, self.alone = self.slot, np.zeros(0, int)
+        self.position = entry * self.room + in_batch * shape.tile_segments + self.number
+        self.edge_position, self.alone = self.position, np.zeros(0, int)
         if shared >= 0:
             # Tiles without work go on with it: its edges join the last of them.
             is_alone = (self.sequence == shared) & (in_batch < shape.tiles - 1)
-            end_slot = entry * self.slots + (shape.tiles - 1) * shape.tile_segments
-            self.edge_slot = np.where(is_alone, end_slot, self.slot)
+            end_position = entry * self.room + (shape.tiles - 1) * shape.tile_segments
+            self.edge_position = np.where(is_alone, end_position, self.position)
             self.alone = np.flatnonzero(is_alone & self.ends)
 
     @property
@@ -149,16 +149,16 @@ class _Work:
         flags[:, :height, :parts] = real.reshape(entries, parts, height).swapaxes(1, 2)
 
         # Each sequence's edges stand where it ends.
-        request, slot = self.request[self.ends], self.edge_slot[self.ends]
-        edge_rows = np.full((entries * self.slots, shape.edge_runs), -1, np.int32)
+        request, position = self.request[self.ends], self.edge_position[self.ends]
+        edge_rows = np.full((entries * self.room, shape.edge_runs), -1, np.int32)
         own, head_rows = edges.rows[request], self.kv_head[self.ends] * (step.block_size // e)
-        edge_rows[slot] = np.where(own < 0, -1, own + head_rows[:, None])
+        edge_rows[position] = np.where(own < 0, -1, own + head_rows[:, None])
         height = shape.part_segments * shape.edge_runs
         indices[:, :height, tiles : tiles + parts] = edge_rows.reshape(
             entries, parts, height
         ).swapaxes(1, 2)
-        any_sees = np.zeros((entries * self.slots, shape.edge_runs, e), np.uint8)
-        any_sees[slot] = np.any(
+        any_sees = np.zeros((entries * self.room, shape.edge_runs, e), np.uint8)
+        any_sees[position] = np.any(
             edges.seen[request].reshape(*own.shape, shape.num_queries, e), axis=2
         )
         by_part = any_sees.reshape(entries, parts, height, e).swapaxes(1, 2)
@@ -167,7 +167,7 @@ class _Work:
         each = flags[:, :height, first:].reshape(
             entries, shape.part_segments, shape.edge_runs, shape.segments, -1
         )
-        entry, segment = np.divmod(slot, self.slots)
+        entry, segment = np.divmod(position, self.room)
         each[entry, segment % shape.part_segments, :, segment] = edges.seen[request]
         return indices, masks, flags
 
@@ -217,12 +217,12 @@ class _Work:
 
     @cached_property
     def queries(self) -> tuple[Array, Array]:
-        """Query row of q, row of out, query head and KV head of each slot's rows; and if real."""
+        """Query row of q, row of out, query and KV head of each position's rows; and if real."""
         shape = self.shape
         row = np.arange(shape.rows)
-        slots = self.step.num_cores * shape.batches * self.slots
-        query = np.full((slots, 4, shape.rows), -1, np.int32)
-        real = np.zeros((slots, shape.rows), bool)
+        positions = self.step.num_cores * shape.batches * self.room
+        query = np.full((positions, 4, shape.rows), -1, np.int32)
+        real = np.zeros((positions, shape.rows), bool)
         is_real = row % shape.num_queries < self.step.query_lens[self.request][:, None]
         of_q = self.sequence[:, None] * shape.rows + row
         stored = self.ends & (self.sequence != self.shared)
@@ -232,9 +232,9 @@ class _Work:
         own[:, 1] = np.where(stored[:, None], of_q, -1)
         own[:, 2] = head * (shape.rows // shape.num_queries) + row // shape.num_queries
         own[:, 3] = head
-        query[self.slot], real[self.slot] = own, is_real
-        query[self.edge_slot[self.alone]] = own[self.alone]
-        query[self.edge_slot[self.alone], 1] = -1
+        query[self.position], real[self.position] = own, is_real
+        query[self.edge_position[self.alone]] = own[self.alone]
+        query[self.edge_position[self.alone], 1] = -1
         return query, real
 
     def shared_rows(self) -> Array:
@@ -248,8 +248,8 @@ class _Work:
         row = np.arange(shape.rows)
         own = shared[:, : shape.rows]
         own[0, :, 0] = self.shared * shape.rows + row
-        own[..., 1], own[..., 2] = query[self.slot[last], 2], query[self.slot[last], 3]
-        own[..., 3] = real[self.slot[last]]
+        own[..., 1], own[..., 2] = query[self.position[last], 2], query[self.position[last], 3]
+        own[..., 3] = real[self.position[last]]
         for core, (end, last) in enumerate(zip(self.core_ends, self.last_tile, strict=True)):
             is_full = last == self.num_batches * shape.tiles - 1
             shared[core, :, 4] = is_full and self.number[end] > 0

@@ -54,10 +54,10 @@ def pack(pieces: Runs, tile_segments: int) -> Segments:
     if ((place < PARTITIONS) & (place + pieces.length <= PARTITIONS)).all():
         # No sequence is cut: every tile has as many as it may.
         return Segments(tile, number, place, *pieces)
-    return _pack_in_turn(pieces, tile_segments)
+    return _pack_one_by_one(pieces, tile_segments)
 
 
-def _pack_in_turn(pieces: Runs, tile_segments: int) -> Segments:
+def _pack_one_by_one(pieces: Runs, tile_segments: int) -> Segments:
     """The same, one segment after the other."""
     segments: list[tuple[int, int, int, int, int, int]] = []
     tile, number, place = -1, tile_segments, 0
@@ -91,7 +91,7 @@ def most_tiles(num_sequences: int, runs_per_sequence: int, tile_segments: int) -
 
 
 def pack_cores(
-    pieces: Runs, tile_segments: int, num_cores: int, may_share: bool
+    pieces: Runs, tile_segments: int, num_cores: int, may_split: bool
 ) -> tuple[list[Segments], int]:
     """The segments of each core, half of the tiles each, and the sequence that two share or -1.
 
@@ -103,7 +103,7 @@ def pack_cores(
     count = len(segments.tile)
     half = cdiv(int(segments.tile[-1]) + 1, 2) if count else 0
     end = int(np.searchsorted(segments.tile, half))
-    if not may_share and count:
+    if not may_split and count:
         of_first = pieces.sequence <= segments.sequence[end - 1]
         return [pack(pieces.where(own), tile_segments) for own in (of_first, ~of_first)], -1
     on_first = Segments(*(each[:end] for each in segments))

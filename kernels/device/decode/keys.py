@@ -31,7 +31,7 @@ class KeySource(Protocol):
     """Keys of runs of a cache."""
 
     feature_parts: list[tuple[int, int, int]]
-    """(first, step, number) of the features that one matmul contracts."""
+    """(first, stride, number) of the features that one matmul contracts."""
     pack: int
     """Tokens whose features share the partitions of a chunk."""
 
@@ -166,13 +166,13 @@ class KeyColumns:
 
     def chunks(self, stage: nl.NkiTensor, tokens: int) -> list[nl.NkiTensor]:
         size = element_bytes(self.dtype) if self.pairs else 1
-        steps = tokens // size
+        strides = tokens // size
         return [
             stage.ap(
-                [[self.d * steps, PARTITIONS], [steps, number]], offset=first * steps + j,
+                [[self.d * strides, PARTITIONS], [strides, number]], offset=first * strides + j,
                 dtype=self.dtype,
             )
-            for j in range(steps)
+            for j in range(strides)
             for first, _, number in self.feature_parts
         ]  # fmt: skip
 

@@ -57,14 +57,14 @@ class Batch:
         self.queries = self.query_columns()
         self.factors = self.load_factors()
         self.zeros: nl.NkiTensor | None = None
-        if self.has_chains:
+        if self.sums_scores:
             self.zeros = nl.ndarray(
                 (PARTITIONS, max(PARTITIONS, 512)), dtype=args.q.dtype, buffer=nl.sbuf
             )
             nisa.memset(dst=self.zeros, value=0.0)
 
     @property
-    def has_chains(self) -> bool:
+    def sums_scores(self) -> bool:
         """Whether a score is the sum of two matmuls.
 
         PSUM is overwritten with zeros by one matmul then, and all others add: a tensor with
@@ -109,11 +109,11 @@ class Batch:
                     wide = nl.ndarray((height, pack * d), dtype=args.q.dtype, buffer=nl.sbuf)
                     nisa.memset(dst=wide, value=0.0)
                     nisa.tensor_copy(dst=wide[:, token * d : (token + 1) * d], src=rows)
-                for own, (begin, step, n) in zip(columns, keys.feature_parts, strict=True):
+                for own, (begin, stride, n) in zip(columns, keys.feature_parts, strict=True):
                     bank = self.psum.next_transposed()
                     nisa.nc_transpose(
                         dst=bank[0 : pack * n, 0:height],
-                        data=wide.ap([[pack * d, height], [step, pack * n]], offset=begin),
+                        data=wide.ap([[pack * d, height], [stride, pack * n]], offset=begin),
                         engine=nisa.engine.tensor,
                     )
                     at = token * self.columns + first * args.rows
@@ -150,7 +150,7 @@ class Batch:
         bank: nl.NkiTensor,  # PSUM, result: [128, (column, token)]
         ring: Iterator[nl.NkiTensor],  # for transposed keys
     ) -> Iterator[None]:
-        """Scores of a stage against some query columns, a step for each bank of keys."""
+        """Scores of a stage against some query columns, a portion for each bank of keys."""
         _, count = columns
         keys = self.args.keys
         if self.zeros is not None:
@@ -175,10 +175,10 @@ class Batch:
         heights = {chunk.shape[1] for chunk in chunks}
         for i, chunk in enumerate(chunks):
             part = slice(i * PARTITIONS, (i + 1) * PARTITIONS)
-            turned = bank[0 : chunk.shape[1], part]
-            nisa.nc_transpose(dst=turned, data=chunk, engine=nisa.engine.tensor)
+            transposed = bank[0 : chunk.shape[1], part]
+            nisa.nc_transpose(dst=transposed, data=chunk, engine=nisa.engine.tensor)
             if len(heights) > 1:
-                nisa.tensor_copy(dst=own[0 : chunk.shape[1], part], src=turned)
+                nisa.tensor_copy(dst=own[0 : chunk.shape[1], part], src=transposed)
         if len(heights) == 1:
             part = slice(0, len(chunks) * PARTITIONS)
             height = chunks[0].shape[1]
@@ -189,7 +189,7 @@ class Batch:
 
     def multiply(
         self,
-        turned: nl.NkiTensor,  # from transpose
+        transposed: nl.NkiTensor,  # from transpose
         begin: int,
         chunks: list[nl.NkiTensor],
         tokens: int,
@@ -199,7 +199,7 @@ class Batch:
         """Scores of transposed chunks, of which the first has the number `begin`."""
         first, count = columns
         for i, chunk in enumerate(chunks):
-            for each in self.args.keys.operands(turned, i, begin + i, chunk.shape[1]):
+            for each in self.args.keys.operands(transposed, i, begin + i, chunk.shape[1]):
                 queries = self.queries[each.features]
                 nisa.nc_matmul(
                     dst=bank.ap(
@@ -214,7 +214,7 @@ class Batch:
                         ],
                         offset=first,
                     ),
-                    accumulate=self.has_chains,
+                    accumulate=self.sums_scores,
                 )  # fmt: skip
 
     def weights(
@@ -269,7 +269,7 @@ class Batch:
         return [total, *results]
 
     def edges(self, state: State) -> Iterator[None]:
-        """Begin the state of every segment with its edge tokens, part by part, in steps."""
+        """Begin the state of every segment with its edge tokens, part by part, in portions."""
         args, e = self.args, self.args.edge_tokens
         for part, (first, count) in enumerate(args.parts):
             columns, at = count * args.rows, first * args.rows

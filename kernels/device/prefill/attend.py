@@ -125,7 +125,7 @@ class Prefill:
         return trips
 
     def _zero_rows(self, groups: list[QGroup]) -> Iterator[None]:
-        """Zero the rows of q_groups that may be left out, one head in each step."""
+        """Zero the rows of q_groups that may be left out, one head in each portion."""
         out, d = self._chunk.out, self._chunk.out.shape[2]
         later = [group for group in groups if group.may_be_padding]
         if not later:
@@ -296,7 +296,7 @@ class Prefill:
         """Normalise and store q_blocks as they are complete, beside later ones."""
         results = {id(each.queries): each.result for each in work}
         for each in work:
-            each.result.put_steps_into(softmax.background.add())
+            each.result.put_into(softmax.background.add())
 
         def done(queries: QueryTiles, block: int) -> None:
             results[id(queries)].block_done(block)

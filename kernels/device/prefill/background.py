@@ -1,4 +1,4 @@
-"""Work that is issued in small steps beside matmuls.
+"""Work that is issued in small portions beside matmuls.
 
 A piece of work is a generator: it issues a few instructions, yields, and goes on when there is time
 again. Pieces that others wait for say how many of them are ready.
@@ -6,11 +6,9 @@ again. Pieces that others wait for say how many of them are ready.
 
 from collections.abc import Iterator
 
-Steps = Iterator[None]
-
 
 class Background:
-    """Queues of work; each gives one step at a time."""
+    """Queues of work; each gives one portion at a time."""
 
     def __init__(self) -> None:
         self._queues: list[list[Iterator[object]]] = []
@@ -24,16 +22,16 @@ class Background:
         """Leave the rest of a queue to others."""
         self._queues = [other for other in self._queues if other is not queue]
 
-    def step(self) -> int:
-        """One step of each queue; how many there were."""
-        return sum(_step(queue) for queue in self._queues)
+    def issue(self) -> int:
+        """One portion of each queue; how many there were."""
+        return sum(_issue(queue) for queue in self._queues)
 
     def clear(self) -> None:
         """Leave what is left of all queues to others."""
         self._queues.clear()
 
 
-def _step(queue: list[Iterator[object]]) -> bool:
+def _issue(queue: list[Iterator[object]]) -> bool:
     while queue:
         try:
             next(queue[0])
@@ -45,16 +43,16 @@ def _step(queue: list[Iterator[object]]) -> bool:
 
 
 class Pieces(Iterator[None]):
-    """Steps that make numbered pieces in order; each step gives the number of those ready."""
+    """Work that makes numbered pieces in order; each portion gives the number of those ready."""
 
-    def __init__(self, steps: Iterator[int]) -> None:
-        self._steps = steps
+    def __init__(self, work: Iterator[int]) -> None:
+        self._work = work
         self.ready = 0
 
     def __next__(self) -> None:
-        self.ready = next(self._steps)
+        self.ready = next(self._work)
 
     def until(self, count: int) -> None:
-        """All steps that the first `count` pieces need."""
+        """All portions that the first `count` pieces need."""
         while self.ready < count:
             next(self)

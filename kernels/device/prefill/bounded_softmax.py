@@ -1,12 +1,12 @@
 """Bounded softmax of q_groups: one shift for all of their scores, no row_max.
 
 Keys lie on partitions, so a weight tile is the stationary operand of P V as it comes out of exp: no
-weight is transposed, nothing is rescaled. A step is one kv_tile against a q_block of 512 queries:
+weight is transposed, nothing is rescaled. An iteration is a kv_tile against 512 queries, a q_block:
 
     PE   | Q K 0 | Q K 1 | Q K 2 | Q K 3 | Q K 4   P V 0 | Q K 5   P V 1 | ...
     ACT  |       | exp 0 | exp 1 | exp 2 | exp 3         | exp 4         | ...
     Pool |               | cut 0 | (where a tile is seen in part)
-    DVE  |   (keys and queries of later steps, sums of the q_block before: acc += P V)
+    DVE  |   (keys and queries of later iterations, sums of the q_block before: acc += P V)
          time ->
 
 P V of a q_block adds up in four PSUM banks, one for each q_tile, over all kv_tiles that the pass
@@ -37,7 +37,7 @@ from .query_tiles import QueryTiles
 from .softmax_base import Softmax
 
 LAG = 6
-"""Steps by which P V trails the scores, so that PE never waits for exp."""
+"""Iterations by which P V trails the scores, so that PE never waits for exp."""
 
 WEIGHT_BUFFERS = LAG + 3
 """Weight tiles in SBUF."""
@@ -47,7 +47,7 @@ SCALAR_BLOCKS = 4
 
 
 @dataclass
-class _Step:
+class _Iteration:
     """A kv_tile against a q_block."""
 
     queries: QueryTiles
@@ -75,7 +75,7 @@ class BoundedSoftmax(Softmax):
         shape = (PARTITIONS, MATMUL_COLUMNS)
         self._weights = [sbuf(shape, dtype) for _ in range(WEIGHT_BUFFERS)]
         self._issued = 0
-        self._in_flight: list[_Step] = []
+        self._in_flight: list[_Iteration] = []
         self._sums: dict[int, nl.NkiTensor] = {}
 
     def add_queries(self, queries: QueryTiles) -> None:
@@ -97,7 +97,7 @@ class BoundedSoftmax(Softmax):
                 kv.ready(tile)
                 weights = self._weights[self._issued % WEIGHT_BUFFERS]
                 self._issue(
-                    _Step(
+                    _Iteration(
                         queries, block, kv, tile, begin, end, weights, i == 0,
                         i + 1 == len(seen), add,
                     )
@@ -117,36 +117,38 @@ class BoundedSoftmax(Softmax):
                 found.append((tile, who[0], who[-1] + 1))
         return found
 
-    def _issue(self, step: _Step) -> None:
-        """Scores and weights of a step; P V of the step LAG places before."""
+    def _issue(self, iteration: _Iteration) -> None:
+        """Scores and weights of an iteration; P V of the iteration LAG places before."""
         scores = psum_bank()
-        begin, end = step.begin * PARTITIONS, step.end * PARTITIONS
-        columns = step.queries.columns[step.block]
+        begin, end = iteration.begin * PARTITIONS, iteration.end * PARTITIONS
+        columns = iteration.queries.columns[iteration.block]
         for part, queries in enumerate(columns):
             nisa.nc_matmul(
-                dst=scores[:, begin:end], stationary=step.kv.keys(step.tile, step.tile + 1, part),
+                dst=scores[:, begin:end],
+                stationary=iteration.kv.keys(iteration.tile, iteration.tile + 1, part),
                 moving=queries[:, begin:end], accumulate=part > 0,
             )  # fmt: skip
         nisa.activation(
-            dst=step.weights[:, begin:end], op=nl.exp, data=scores[:, begin:end],
-            bias=step.queries.neg_max[0], scale=step.kv.scale.positive,
+            dst=iteration.weights[:, begin:end], op=nl.exp, data=scores[:, begin:end],
+            bias=iteration.queries.neg_max[0], scale=iteration.kv.scale.positive,
         )  # fmt: skip
-        self._cut(step)
+        self._cut(iteration)
         self._issued += 1
-        self._in_flight.append(step)
+        self._in_flight.append(iteration)
         if len(self._in_flight) > LAG:
             self._retire()
-        self.background.step()
+        self.background.issue()
 
-    def _cut(self, step: _Step) -> None:
+    def _cut(self, iteration: _Iteration) -> None:
         """Zero the weights of keys that a row does not see."""
-        if step.kv.first_tile is None:
+        if iteration.kv.first_tile is None:
             return
-        band = step.queries.band
-        kv_tile = step.kv.first_tile + step.tile
-        first = step.block * Q_BLOCK_TILES
+        band = iteration.queries.band
+        kv_tile = iteration.kv.first_tile + iteration.tile
+        first = iteration.block * Q_BLOCK_TILES
         distances = [
-            step.queries.group.row_tile(first + i) - kv_tile for i in range(step.begin, step.end)
+            iteration.queries.group.row_tile(first + i) - kv_tile
+            for i in range(iteration.begin, iteration.end)
         ]
         i = 0
         while i < len(distances):
@@ -154,49 +156,52 @@ class BoundedSoftmax(Softmax):
             while run < len(distances) and distances[run] == distances[i]:
                 run += 1
             if band.is_cut(distances[i]):
-                begin, end = (step.begin + i) * PARTITIONS, (step.begin + run) * PARTITIONS
-                band.select(step.weights[:, begin:end], distances[i], True, 0.0)
+                begin, end = (
+                    (iteration.begin + i) * PARTITIONS,
+                    (iteration.begin + run) * PARTITIONS,
+                )
+                band.select(iteration.weights[:, begin:end], distances[i], True, 0.0)
             i = run
 
     def _retire(self) -> None:
-        """P V of the oldest step in flight; after a q_block's last one, its accumulator."""
-        step = self._in_flight.pop(0)
-        queries = step.queries
+        """P V of the oldest iteration in flight; after a q_block's last one, its accumulator."""
+        iteration = self._in_flight.pop(0)
+        queries = iteration.queries
         width = queries.d + 1
-        if step.is_first:
+        if iteration.is_first:
             self._sums = {}
-        for t in range(step.begin, step.end):
+        for t in range(iteration.begin, iteration.end):
             is_first = t not in self._sums
             if is_first:
                 self._sums[t] = psum_bank()
             nisa.nc_matmul(
                 dst=self._sums[t][:, 0:width],
-                stationary=step.weights[:, t * PARTITIONS : (t + 1) * PARTITIONS],
-                moving=step.kv.values(step.tile), accumulate=not is_first,
+                stationary=iteration.weights[:, t * PARTITIONS : (t + 1) * PARTITIONS],
+                moving=iteration.kv.values(iteration.tile), accumulate=not is_first,
             )  # fmt: skip
-        if step.is_last:
+        if iteration.is_last:
             for t, total in self._sums.items():
-                acc = queries.accumulator(step.block * Q_BLOCK_TILES + t)
-                if step.add:
+                acc = queries.accumulator(iteration.block * Q_BLOCK_TILES + t)
+                if iteration.add:
                     nisa.tensor_tensor(dst=acc, data1=total[:, 0:width], data2=acc, op=nl.add)
                 else:
                     nisa.tensor_copy(
-                        dst=acc, src=total[:, 0:width], engine=self._idle_engine(step.block)
+                        dst=acc, src=total[:, 0:width], engine=self._idle_engine(iteration.block)
                     )
             self._sums = {}
-            self.block_done(queries, step.block)
+            self.block_done(queries, iteration.block)
 
     def _idle_engine(self, block: int) -> nisa.engine:
         """Who brings results of a chunk's q_block to SBUF: ACT in the first, short ones."""
         return nisa.engine.scalar if block < SCALAR_BLOCKS else nisa.engine.vector
 
     def release(self, kv: KvTiles) -> None:
-        """P V of the steps in flight up to the last one that reads these kv_tiles."""
-        while any(step.kv.pieces is kv.pieces for step in self._in_flight):
+        """P V of the iterations in flight up to the last one that reads these kv_tiles."""
+        while any(iteration.kv.pieces is kv.pieces for iteration in self._in_flight):
             self._retire()
 
     def drain(self) -> None:
-        """P V of every step in flight; the next step starts the ring of weights anew."""
+        """P V of every iteration in flight; the next iteration starts the ring of weights anew."""
         while self._in_flight:
             self._retire()
         self._issued = 0

@@ -1,7 +1,7 @@
 """The chunk: loads, and what is made of them while q_blocks are computed.
 
 q_blocks are computed in order, the first rows first, so that a q_block needs few pieces of keys and
-values more than the one before; they are made one q_block ahead, in small steps beside the
+values more than the one before; they are made one q_block ahead, in small portions beside the
 softmax's. Keys and values stay for the later q_groups of their KV head.
 """
 

@@ -89,11 +89,11 @@ class KeyColumns(StagedKeys):
     def read_table(self, table: nl.NkiTensor, first_block: nl.NkiTensor) -> None:
         """Read the blocks of the segment that begins at a logical block [1, 1] int32."""
         num = self.staged.blocks.shape[1]
-        for blocks, step in ((self.staged.blocks, num), (self._blocks, 0)):
+        for blocks, stride in ((self.staged.blocks, num), (self._blocks, 0)):
             nisa.dma_copy(
                 dst=blocks,
                 src=table.ap(
-                    [[step, blocks.shape[0]], [1, num]], offset=0, scalar_offset=first_block,
+                    [[stride, blocks.shape[0]], [1, num]], offset=0, scalar_offset=first_block,
                     indirect_dim=1,
                 ),
             )  # fmt: skip

@@ -110,7 +110,7 @@ class Stage(ABC):
 
     @abstractmethod
     def fetch(self) -> Iterator[None]:
-        """Gather the next segment, in steps."""
+        """Gather the next segment, in portions."""
 
     @abstractmethod
     def mark(self) -> None:
@@ -119,7 +119,7 @@ class Stage(ABC):
     def make(self, kv: KvTiles) -> Iterator[int]:
         """Make kv_tiles of the gathered segment, then gather the next one.
 
-        Each step gives the number of pieces that are ready.
+        Each portion gives the number of pieces that are ready.
         """
         self.mark()
         yield 0

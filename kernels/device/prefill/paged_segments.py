@@ -77,8 +77,8 @@ class PagedSegments(KeySource):
         nisa.memset(dst=self.block_rows, value=num_kv_heads * self.runs_per_block)
         self.lowest_row = sbuf((PARTITIONS, self.runs), nl.int32)
         nisa.memset(dst=self.lowest_row, value=0)
-        self.block_step = sbuf((1, 1), nl.int32)
-        nisa.memset(dst=self.block_step, value=self.num_blocks)
+        self.block_stride = sbuf((1, 1), nl.int32)
+        nisa.memset(dst=self.block_stride, value=self.num_blocks)
 
     def stage(self, kv_head: int, options: StageOptions) -> "PagedStage":
         """New staged rows."""
@@ -159,7 +159,7 @@ class PagedStage(Stage):
             source.gather(source.k_runs, rows, self._rows)
         source.gather(source.v_runs, rows, self.values)
         nisa.tensor_tensor(
-            dst=self.walk.first_block, data1=self.walk.first_block, data2=source.block_step,
+            dst=self.walk.first_block, data1=self.walk.first_block, data2=source.block_stride,
             op=nl.add,
         )  # fmt: skip
         yield

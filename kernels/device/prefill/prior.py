@@ -2,7 +2,7 @@
 
 A trip is self-contained but for SBUF: the rows of its first segment are gathered in the trip before
 (a device loop waits for all engines at its edge, and for DMAs). In the trip each segment is made
-beside the steps of the one before, its rows staged while others are computed:
+beside the iterations of the one before, its rows staged while others are computed:
 
     DMA | gather 1 |              | gather 2 |            | gather 0 of the next trip |
     DVE | make 0   |              | make 1   |
@@ -37,13 +37,13 @@ LONGEST_SEGMENT = 1024
 """Most tokens of a segment of 16-bit keys with up to 128 features; others have SHORT_SEGMENT."""
 
 SHORT_TRIP_BLOCKS = LONGEST_SHORT_TRIP
-"""q_blocks times tokens of a short trip: its 64 steps take twice as long as its edges."""
+"""q_blocks times tokens of a short trip: its 64 iterations take twice as long as its edges."""
 
 LONG_TRIP = 8
 """Short trips' worth of tokens of a long one."""
 
-GATHER_STEPS = 8
-"""Steps of the softmax, at most, until a segment that was just gathered is made."""
+GATHER_ITERATIONS = 8
+"""Iterations of the softmax, at most, until a segment that was just gathered is made."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _Segments:
                 making = kvs[index + 1].making
                 assert making is not None
                 if items[index + 1].stage is item.stage:
-                    work.append(_wait(2 if softmax.is_exact else GATHER_STEPS))
+                    work.append(_wait(2 if softmax.is_exact else GATHER_ITERATIONS))
                 work.append(making)
             queue = softmax.background.add(*work)
             softmax.attend_blocks(item.queries, range(item.queries.group.num_blocks), kv, True)
@@ -214,9 +214,9 @@ class _Segments:
         yield from item.stage.make(kv)
 
 
-def _wait(steps: int) -> Iterator[None]:
+def _wait(iterations: int) -> Iterator[None]:
     """Nothing, so often."""
-    for _ in range(steps):
+    for _ in range(iterations):
         yield
 
 
@@ -324,7 +324,7 @@ class PriorPass:
         return _Segments(self.softmax, source, self.groups[0].d, self.prior.dtype, has_mask)
 
     def begin(self) -> Iterator[None]:
-        """Start the first gathers, in steps; loop bounds in registers."""
+        """Start the first gathers, in portions; loop bounds in registers."""
         stages = list(self._window_stages)
         if self._walked is not None and self._sizes is not None:
             self._begin_walk(self._walked, self._sizes)

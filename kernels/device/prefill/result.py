@@ -34,8 +34,8 @@ SMALLEST_SCALED_RESULT = 2.0**-70
 """The same where the chunk's values, products flushed, were divided by a v_scale of at least 1e-6.
 """
 
-TILES_PER_STEP = 2
-"""q_tiles that one step normalises."""
+TILES_PER_PORTION = 2
+"""q_tiles that one portion normalises."""
 
 
 @dataclass
@@ -53,8 +53,8 @@ class RowFacts:
 class GroupResult:
     """Turns the accumulators of a q_group into its rows of the result and its flag.
 
-    A *piece* is the row tiles of about one q_block, all heads of them: what one DMA stores. Steps
-    are issued beside those of later q_blocks, or all at the end.
+    A *piece* is the row tiles of about one q_block, all heads of them: what one DMA stores. Its
+    portions are issued beside those of later q_blocks, or all at the end.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class GroupResult:
         self.on_scalar = softmax.is_exact
         """Whether ACT normalises every second q_tile: beside the bounded softmax it is busy."""
 
-    def put_steps_into(self, queue: list[Iterator[object]]) -> None:
-        """Put steps into this queue when their q_blocks are complete."""
+    def put_into(self, queue: list[Iterator[object]]) -> None:
+        """Put the work into this queue when their q_blocks are complete."""
         self._queue = queue
 
     def block_done(self, block: int) -> None:
@@ -104,14 +104,14 @@ class GroupResult:
         if end < group.num_tiles:
             end = end // self._piece_tiles * self._piece_tiles
         if end > self._ready:
-            self._queue.append(self._steps(self._ready, end))
+            self._queue.append(self._portions(self._ready, end))
             self._ready = end
 
-    def _steps(self, begin: int, end: int) -> Iterator[None]:
+    def _portions(self, begin: int, end: int) -> Iterator[None]:
         """Normalise and store the pieces of some q_tiles."""
         self._queries.copy_row_sums(begin, end, self._row_sum)
         if self._rows.sinks is not None:
-            # A step before the factors: DVE waits for ACT.
+            # A portion before the factors: DVE waits for ACT.
             tiles = range(begin, end)
             self._softmax.weigh_sinks(self._queries, self._rows.sinks, tiles, self._sink_weight)
         yield
@@ -121,7 +121,7 @@ class GroupResult:
             piece = sbuf((PARTITIONS, (last - first) * self._queries.d), self._out.dtype)
             for t in range(first, last):
                 self._normalise(t, piece, t - first)
-                if (t + 1) % TILES_PER_STEP == 0 or t + 1 == last:
+                if (t + 1) % TILES_PER_PORTION == 0 or t + 1 == last:
                     yield
             self._store(first // self._piece_tiles, piece)
         if not self._softmax.is_exact:

@@ -14,7 +14,7 @@ def _nobody(queries: QueryTiles, block: int) -> None:
 
 
 class Softmax(ABC):
-    """A software pipeline over kv_tiles, with time for other work beside its steps."""
+    """A software pipeline over kv_tiles, with time for other work beside its iterations."""
 
     is_exact: bool
 
@@ -40,11 +40,11 @@ class Softmax(ABC):
 
     @abstractmethod
     def release(self, kv: KvTiles) -> None:
-        """Finish the steps in flight that read these kv_tiles: they may be written again."""
+        """Finish the iterations in flight that read these kv_tiles: they may be written again."""
 
     @abstractmethod
     def drain(self) -> None:
-        """Finish every step; the next one finds the rings of buffers as the first one did."""
+        """Finish every iteration; the next one finds the rings of buffers as the first one did."""
 
     @abstractmethod
     def weigh_sinks(

@@ -31,7 +31,7 @@ SEGMENT_BYTES = 32
 columns and as values, take 33 KiB of a partition."""
 
 TILES_PER_FETCH = 4
-"""kv_tiles that one step gathers: GpSimd takes 2 us for them, and masks weights between steps."""
+"""kv_tiles that a portion gathers: GpSimd takes 2 us for them, and masks weights in between."""
 
 LEAST_TILES = 32
 """kv_tiles that are computed this way even if all rows see them: W up to 4096."""
