@@ -28,6 +28,8 @@ from segattn.reference.nki.memory import fullest_moment
 from segattn.reference.nki.records import Instruction
 from segattn.reference.nki.regions import SBUF
 
+BF16 = ml_dtypes.bfloat16
+
 
 @nki.jit
 def _looping(x: nl.NkiTensor, count: nl.NkiTensor) -> nl.NkiTensor:
@@ -191,6 +193,25 @@ def test_the_command_names_programs_that_are_too_large(
     assert main(arguments) == 1
     assert printed.count("over: ") == 0
     assert capsys.readouterr().out.count("over: write_kv_cache T") == 3
+
+
+@pytest.mark.parametrize("softmax", ["bounded", "exact"])
+def test_a_chunk_of_2048_rows_of_8_heads_is_no_long_program(softmax: str) -> None:
+    """What a core serves of a model of 64 query heads on 8 KV heads, over 32768 cached tokens."""
+    rows, cache = np.zeros((1, 2048, 128), BF16), np.zeros((1, 1, 32, 128), BF16)
+    found = outline_call(
+        public_functions()["segmented_attention"],
+        q=np.repeat(rows, 8, 0), k=rows, v=rows, k_cache=cache, v_cache=cache,
+        block_table=np.full(1024, -1, np.int32), prior_tokens=0, num_tokens=0, softmax=softmax,
+    )  # fmt: skip
+    assert found.num_instructions <= command.LONG_PROGRAM == 60_000
+
+
+def test_long_programs_are_counted() -> None:
+    found = [Footprint("k", str(n), 1, n) for n in (60_000, 60_001, 60_002)]
+    table = command.footprint_table({"k": found}).splitlines()
+    row = next(line for line in table if line.startswith("k "))
+    assert row.split()[1:5] == ["3", "0", "0", "2"]
 
 
 def test_psum_and_sbuf_count_as_well() -> None:

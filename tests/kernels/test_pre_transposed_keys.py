@@ -31,18 +31,20 @@ def test_reading_it_transposes_no_key_of_the_prior() -> None:
     q, k, v = (padded_rows(rng, heads, 128, 128, d, BF16) for heads in (2, 1, 1))
     columns = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
 
-    def count(k_cache: Any, k_pre_transposed: bool) -> int:
+    def count(k_cache: Any, prior: int, k_pre_transposed: bool) -> int:
         return transposes(
             segmented_attention, q, k, v, k_cache, paged.v_cache, paged.tables[0], prior, 128,
             softmax="bounded", k_pre_transposed=k_pre_transposed,
         )  # fmt: skip
 
-    # One transpose per tile of 128 cached keys.
-    saved = count(paged.k_cache, False) - count(columns, True)
-    assert saved >= prior // 128
+    own = count(columns, 0, True)
+    assert count(columns, prior, True) == own
+    # In rows, one for each of the 16 tiles of 128 keys of a trip of the loop over the prior.
+    assert count(paged.k_cache, prior, False) == own + 16
 
 
 def test_the_model_lets_it_cost_decode_time() -> None:
+    """Runs of 32 tokens of a block of 128 are pieces of 64 bytes, 128 descriptors each."""
     rng = np.random.default_rng(0)
     paged = paged_tokens(rng, [8192], 1, 128, 128, BF16)
     columns = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
@@ -55,10 +57,10 @@ def test_the_model_lets_it_cost_decode_time() -> None:
                 k_pre_transposed=k_pre_transposed,
             )  # fmt: skip
         us.append(evaluate(trace.launches[0], BASE).modelled_us)
-    assert us[1] > 1.2 * us[0]
+    assert 12 * us[0] <= us[1] <= 12.5 * us[0]
 
 
-@pytest.mark.parametrize(("block_size", "most"), [(128, 1.0), (16, 1.9)])
+@pytest.mark.parametrize(("block_size", "most"), [(128, 0.74), (16, 1.83)])
 def test_a_window_loads_whole_blocks_of_columns(block_size: int, most: float) -> None:
     """Modelled against keys in rows; a token's column by itself would take eight times as long."""
     rng = np.random.default_rng(0)
@@ -74,7 +76,7 @@ def test_a_window_loads_whole_blocks_of_columns(block_size: int, most: float) ->
                 sliding_window=window, k_pre_transposed=k_pre_transposed,
             )  # fmt: skip
         us.append(evaluate(trace.launches[0], BASE).modelled_us)
-    assert us[1] <= most * us[0]
+    assert (most - 0.02) * us[0] <= us[1] <= most * us[0]
 
 
 def test_blocks_of_a_window_are_named_from_its_first_token_on() -> None:
