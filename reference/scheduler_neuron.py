@@ -31,7 +31,8 @@ def max_kv_concurrent(rules: Rules, neuron: NeuronRules) -> int:
     """Requests that may run at a time if each grows to `max_model_len`."""
     per_request = num_blocks_for(rules.max_model_len, rules.block_size)
     if not neuron.literal:
-        return max(1, (rules.num_blocks - 1) // per_request)
+        spare = int(rules.watermark * rules.num_blocks)
+        return max(1, (rules.num_blocks - 1 - spare) // per_request)
     bound = rules.num_blocks // per_request
     return bound if bound > 0 else rules.max_num_seqs
 
@@ -39,7 +40,8 @@ def max_kv_concurrent(rules: Rules, neuron: NeuronRules) -> int:
 def kv_admits(rules: Rules, neuron: NeuronRules, state: State, row: int) -> bool:
     """Whether the blocks suffice for this request beside the running ones, to their very end.
 
-    "shared" counts each owned block once, whoever shares it.
+    "shared" counts each owned block once, whoever shares it. The published designs apart, the
+    watermark stays free beside all of that, unless nothing runs.
     """
     if neuron.kv_admission == "worst_case":
         return len(state.running) < max_kv_concurrent(rules, neuron)
@@ -50,13 +52,13 @@ def kv_admits(rules: Rules, neuron: NeuronRules, state: State, row: int) -> bool
             for request in requests
         ]
     )
+    spare = int(rules.watermark * rules.num_blocks) if len(state.running) else 0
     if neuron.kv_admission == "reserved":
-        return bool(needs.sum() <= rules.num_blocks - 1)
+        return bool(needs.sum() + spare <= rules.num_blocks - 1)
     owned = [set(state.blocks[other].tolist()) for other in state.running]
     held: set[int] = set().union(*owned)
     growth = sum(int(need) - len(blocks) for need, blocks in zip(needs[:-1], owned, strict=True))
     shared = len(held & set(longest_hit(rules, state, row).tolist()))
-    spare = int(rules.watermark * rules.num_blocks) if len(state.running) else 0
     return len(held) + growth + int(needs[-1]) - shared + spare <= rules.num_blocks - 1
 
 

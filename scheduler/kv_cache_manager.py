@@ -101,14 +101,12 @@ class KVCacheManager:
         self.allocate_slots(request, num_tokens)
         return True
 
-    def fits_to_the_end(self, request: Request, *, keep_watermark: bool) -> bool:
+    def fits_to_the_end(self, request: Request, num_spare_blocks: int) -> bool:
         """Whether a waiting request and all owners can have all blocks that they may need.
 
-        Blocks that an owner shares with the request count once.
+        Blocks that an owner shares with the request count once; `num_spare_blocks` stay free.
         """
-        room = len(self.block_pool.free) - self.num_blocks_to_come
-        if keep_watermark:
-            room -= self.watermark_blocks
+        room = len(self.block_pool.free) - self.num_blocks_to_come - num_spare_blocks
         num_missing = request.num_blocks_needed - room
         if num_missing <= 0:
             return True

@@ -32,9 +32,12 @@ class NeuronScheduler(Scheduler):
         self.num_usable_blocks = config.num_blocks - 1
         longest = num_blocks_for(config.max_model_len, config.block_size)
         self.max_kv_concurrent = neuron_policy.max_kv_concurrent(
-            longest.__rfloordiv__, config.num_blocks, config.max_num_seqs
+            longest.__rfloordiv__,
+            config.num_blocks,
+            self.kv_cache_manager.watermark_blocks,
+            config.max_num_seqs,
         )
-        """Requests of max_model_len that fit into the cache at once."""
+        """Requests of max_model_len that fit into the cache at once, beside the watermark."""
         num_rows, draft_slots = 1 + self.num_spec_tokens, config.max_num_new_slots_for_drafting
         self.rules = NeuronRules(
             self,
@@ -171,10 +174,12 @@ class _Answers:
         scheduler, manager = self._scheduler, self._scheduler.kv_cache_manager
         if self._admission == "worst_case":
             return len(scheduler.running) < scheduler.max_kv_concurrent
+        # The base leaves it free too: a request that it then refuses would cost a step.
+        spare = manager.watermark_blocks if scheduler.running else 0
         if self._admission == "reserved":
             reserved = manager.num_blocks_reserved + request.num_blocks_needed
-            return reserved <= scheduler.num_usable_blocks
-        return manager.fits_to_the_end(request, keep_watermark=bool(scheduler.running))
+            return reserved + spare <= scheduler.num_usable_blocks
+        return manager.fits_to_the_end(request, spare)
 
     def adds_no_prefill(self, request: Request) -> bool:
         return False

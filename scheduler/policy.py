@@ -69,15 +69,20 @@ class NeuronPolicy:
         return self.design != "documented"
 
     def max_kv_concurrent(
-        self, fits: Callable[[int], int], num_blocks: int, max_num_seqs: int
+        self,
+        fits: Callable[[int], int],
+        num_blocks: int,
+        watermark_blocks: int,
+        max_num_seqs: int,
     ) -> int:
         """Requests of max_model_len that may run at once; `fits(n)` of them fit into n blocks.
 
         `num_blocks` includes the null block, which the published designs take for a usable one.
+        They do not leave the watermark free either.
         """
         if self.is_literal:
             return fits(num_blocks) or max_num_seqs
-        return max(1, fits(num_blocks - 1))
+        return max(1, fits(max(num_blocks - 1 - watermark_blocks, 0)))
 
     @classmethod
     def documented(cls) -> "NeuronPolicy":

@@ -152,18 +152,19 @@ class VllmAnswers:
             others = [*others, *(r for r in self._waiting_with_blocks() if r is not request)]
         if self._policy.kv_admission == "worst_case":
             return len(others) < int(self._scheduler.max_kv_concurrent)
+        manager = self._scheduler.kv_cache_manager
+        # vLLM leaves it free too: a request that it then refuses would cost a step.
+        spare = manager.watermark_blocks if self._scheduler.running else 0
         if self._policy.kv_admission == "shared" and self._can_share:
-            return self._fits_to_the_end(request, others)
+            return self._fits_to_the_end(request, others, spare)
         needed = sum(map(self.num_blocks_needed, (*others, request)))
-        return needed <= self.num_usable_blocks
+        return bool(needed + spare <= self.num_usable_blocks)
 
-    def _fits_to_the_end(self, request: Any, others: Sequence[Any]) -> bool:
+    def _fits_to_the_end(self, request: Any, others: Sequence[Any], spare: int) -> bool:
         """Whether the free blocks hold what all can still need; shared blocks count once."""
         manager = self._scheduler.kv_cache_manager
         pool = manager.block_pool
-        room = pool.get_num_free_blocks() - sum(map(self._num_blocks_to_come, others))
-        if self._scheduler.running:
-            room -= manager.watermark_blocks
+        room = pool.get_num_free_blocks() - sum(map(self._num_blocks_to_come, others)) - spare
         num_missing = self._num_blocks_to_come(request) - room
         if num_missing <= 0:
             return True

@@ -53,7 +53,10 @@ class NeuronScheduler(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
         self._refused: list[tuple[Request, str]] = []
         self.answers = answers = VllmAnswers(self, self._is_async)
         self.max_kv_concurrent = policy.max_kv_concurrent(
-            answers.max_requests, self.kv_cache_config.num_blocks, self.max_num_running_reqs
+            answers.max_requests,
+            self.kv_cache_config.num_blocks,
+            self.kv_cache_manager.watermark_blocks,
+            self.max_num_running_reqs,
         )
         self.rules = NeuronRules(
             self,

@@ -177,9 +177,8 @@ def test_decodes_starve_behind_a_stream_of_prompts_unless_prefills_in_a_row_are_
 
 
 def test_a_watermark_cannot_be_overdrawn_where_admission_reserves_all_blocks() -> None:
-    # The base sees no running request while decodes are hidden and leaves the watermark aside, in
-    # the design and by default. It guards decodes against preemption; by default that is the
-    # business of admission, which needs no watermark for it.
+    # In the design the base sees no running request while decodes are hidden, and leaves the
+    # watermark aside. By default it stays free, and the second request waits for the first.
     config: dict[str, Any] = {"num_blocks": 9, "max_model_len": 16, "watermark": 0.8}
     engine = neuron_engine(DEFAULT, **config)
     for name in "AB":

@@ -1,6 +1,6 @@
 """What vLLM's own scheduler reads of its queues while the Neuron rules hide most of them."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -15,6 +15,7 @@ from segattn.scheduler.vllm_answers import RELEASE
 from segattn.tests.vllm.recorder import Recorder
 from segattn.tests.vllm.test_plugin import GENEROUS
 
+KvAdmission = Literal["shared", "reserved", "worst_case"]
 BOTH_KINDS = pytest.mark.parametrize("kind", ["neuron", "neuron_async"])
 
 
@@ -46,12 +47,14 @@ def _sampled(scheduler: Any, output: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["base", "neuron", "neuron_async"])
+@pytest.mark.parametrize("admission", ["shared", "reserved", "worst_case"])
 @pytest.mark.parametrize(("watermark", "must_stay_free"), [(0.0, 0), (0.3, 9), (0.5, 16)])
 def test_a_watermark_keeps_blocks_free_beside_hidden_decodes(
-    kind: str, watermark: float, must_stay_free: int
+    kind: str, admission: KvAdmission, watermark: float, must_stay_free: int
 ) -> None:
     # 33 blocks, of which the watermark is a share; each request has 28 tokens in 7 blocks at last.
-    recorder = _recorder(kind, max_model_len=32, num_blocks=33, watermark=watermark)
+    config = {**GENEROUS, "max_model_len": 32, "num_blocks": 33, "watermark": watermark}
+    recorder = Recorder(kind, config, None if kind == "base" else NeuronPolicy(admission))
     scheduler = recorder.scheduler
     recorder.add(id="first", prompt=[1] * 20, max_tokens=8, eos=None)
     _step(scheduler)
@@ -63,6 +66,8 @@ def test_a_watermark_keeps_blocks_free_beside_hidden_decodes(
             break
         had_others = bool(scheduler.running)
         output = scheduler.schedule()
+        # No step is lost to a request that the rules admit and vLLM refuses.
+        assert output.num_scheduled_tokens or not scheduler.requests
         if output.scheduled_new_reqs and had_others:
             fewest = min(fewest, pool.get_num_free_blocks())
         scheduler.update_from_output(output, _sampled(scheduler, output))
