@@ -31,7 +31,7 @@ class Target:
 PADDING_LIMIT = 1.15
 """Most modelled time of a chunk in a bucket that is too large, over its time in a fitting one."""
 
-EXACT_LIMIT = 2.0
+EXACT_LIMIT = 1.95
 """Most modelled time of softmax="exact" over that of "auto", on the prefill rows and EXACT_ROWS."""
 
 PADDED = Prefill(8192, 0, num_tokens=5000), Prefill(5120, 0, num_tokens=5000)

@@ -7,7 +7,7 @@ where it is used: inside a device loop if it is used there.
 from collections.abc import Sequence
 
 from ...backend import nisa, nl
-from ...sizes import MATMUL_COLUMNS, PARTITIONS, PSUM_BANK_BYTES
+from ...sizes import PARTITIONS, PSUM_BANK_BYTES
 from ..loading import element_bytes
 
 Columns = list[nl.NkiTensor]
@@ -35,7 +35,6 @@ def transpose(tiles: Sequence[nl.NkiTensor], columns: nl.NkiTensor, engine: nisa
     """Tiles [128, height] side by side into columns [height, tiles * 128], by way of PSUM."""
     dtype = tiles[0].dtype
     per_bank = PSUM_BANK_BYTES // (element_bytes(dtype) * PARTITIONS)
-    per_bank = min(per_bank, MATMUL_COLUMNS // PARTITIONS)
     height = columns.shape[0]
     for begin in range(0, len(tiles), per_bank):
         bank = psum_bank(dtype)
