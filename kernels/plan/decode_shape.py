@@ -119,7 +119,7 @@ def decode_shape(call: DecodeCall) -> DecodeShape:
         tokens > SHORTEST_RUN
         and not (call.k_pre_transposed or call.batch_invariant)
         and 2 * tokens * PARTITIONS * call.num_cores
-        >= 3 * call.table_tokens * min(sequences, _most_segments(tokens * rows))
+        >= 3 * call.table_tokens * min(sequences, call.num_cores * _most_segments(tokens * rows))
     ):
         tokens //= 2
     runs = cdiv(call.table_tokens, tokens)

@@ -168,6 +168,14 @@ def test_no_run_is_gathered_that_no_query_sees() -> None:
     assert set(needed) <= set(found) <= near
 
 
+def test_two_cores_share_full_requests_without_shorter_runs() -> None:
+    """16 requests of 64 runs of 32 tokens: two in each of 8 tiles, and one tile for a cut."""
+    calls = [decode_shape.DecodeCall(16, 1, 8, 1, 128, 32, 2, 2048, False, n) for n in (1, 2)]
+    one, two = map(decode_shape.decode_shape, calls)
+    assert (one.tokens, one.tile_segments, one.tiles, one.batches) == (32, 2, 8, 1)
+    assert (two.tokens, two.tile_segments, two.tiles, two.batches) == (32, 2, 5, 1)
+
+
 def calls_of_a_plan(requests: int) -> int:
     """Calls of Python and of C functions that make a plan for contexts of 2048 tokens."""
     arguments = step_arguments(requests, 2048, 1)
