@@ -12,8 +12,10 @@ takes place within a partition. Of a block that is written in part the rest is r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from ...reference.attention import FP8_MAX
+from ...reference.paging import cdiv
 from ..backend import nisa, nl
 from ..sizes import (
     EDGE_BLOCKS,
@@ -23,6 +25,12 @@ from ..sizes import (
     single_tokens,
     tile_heights,
 )
+
+AHEAD = 4
+"""Tiles of single tokens that are loaded ahead: GpSimd issues their gathers and all scatters."""
+
+GATHERS = 8
+"""Gathers of single tokens that a portion issues."""
 
 
 @dataclass
@@ -123,18 +131,29 @@ class _RowWriter(_Writer):
     """Into [num_blocks, KV, block_size, d]."""
 
     def work(self) -> Iterator[None]:
-        """Runs, then single tokens."""
-        run, d = self.source.run, self.d
+        """Runs, then single tokens, of which the first are loaded before."""
+        singles = self.singles()
+        loaded = list(islice(singles, AHEAD))
         for tile, rows, heads in self.runs():
-            self.store(tile, rows, heads, run * d)
+            self.store(tile, rows, heads, self.source.run * self.d)
             yield
-        pairs = single_tokens(self.num_tokens, run) * self.num_kv_heads
+        while loaded:
+            self.store(*loaded.pop(0), self.d)
+            loaded += islice(singles, 1)
+            yield
+
+    def singles(self) -> Iterator[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]:
+        """Single tokens [n, features], their rows of the cache and KV heads [n, 1], n <= 128."""
+        pairs = single_tokens(self.num_tokens, self.source.run) * self.num_kv_heads
         for i, height in enumerate(tile_heights(pairs)):
             first = self.first_single + 3 * i
-            tile = nl.ndarray((height, d), dtype=self.rows.dtype, buffer=nl.sbuf)
-            gather(self.rows, self.column(first, height), tile)
-            self.store(tile, self.column(first + 1, height), self.column(first + 2, height), d)
-            yield
+            tile = nl.ndarray((height, self.d), dtype=self.rows.dtype, buffer=nl.sbuf)
+            if self.source.run:
+                gather(self.rows, self.column(first, height), tile)
+            else:
+                begin = i * PARTITIONS
+                nisa.dma_copy(dst=tile, src=self.rows[begin : begin + height, :])
+            yield tile, self.column(first + 1, height), self.column(first + 2, height)
 
     def store(
         self, tile: nl.NkiTensor, rows: nl.NkiTensor, heads: nl.NkiTensor, width: int
@@ -159,8 +178,12 @@ class _ColumnWriter(_Writer):
         self.blocks = self.cache.reshape((rows, self.features * self.block_size))
 
     def work(self) -> Iterator[None]:
-        """Whole blocks, then those that are written in part."""
+        """Whole blocks, then those that are written in part.
+
+        Tokens of the latter are gathered one by one, while GpSimd waits for whole blocks.
+        """
         size, count = self.block_size, self.features
+        changes = self.changes()
         for loaded, rows, heads in self.runs():
             height, width = loaded.shape
             columns = loaded.ap([[width, height], [1, count], [count, size]])
@@ -168,23 +191,22 @@ class _ColumnWriter(_Writer):
                 self.stored(columns, (height, width), self.inverse_of(heads)), self.blocks, rows
             )
             yield
-        width = 2 + size if self.source.run else 4
+            yield from islice(changes, cdiv(size, GATHERS * len(self.run_heights)))
+        yield from changes
+
+    def changes(self) -> Iterator[None]:
+        """Blocks that are written in part, 128 at a time."""
+        width = 2 + self.block_size if self.source.run else 4
         tiles = (self.indices.shape[1] - self.first_single) // width
         pairs = tiles * PARTITIONS
         if self.source.run:
             pairs = EDGE_BLOCKS * self.num_kv_heads * self.parts
         for i, height in enumerate(tile_heights(pairs)):
-            self.change_blocks(self.first_single + width * i, height)
-            yield
+            yield from self.change_blocks(self.first_single + width * i, height)
 
-    def change_blocks(self, column: int, height: int) -> None:
+    def change_blocks(self, column: int, height: int) -> Iterator[None]:
         """Replace tokens of some blocks of a head."""
         size, count, rows = self.block_size, self.features, self.column(column, height)
-        inverse = self.inverse_of(self.column(column + 1, height))
-        held = nl.ndarray((height, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=held, data=rows, op0=nl.maximum, operand0=0.0)
-        tile = nl.ndarray((height, count * size), dtype=self.cache.dtype, buffer=nl.sbuf)
-        gather(self.blocks, held, tile)
         sources, seen = self.new_tokens(column + 2, height)
         number = sources.shape[1]
         tokens: nl.NkiTensor = nl.ndarray(
@@ -192,6 +214,13 @@ class _ColumnWriter(_Writer):
         )
         for i in range(number):
             gather(self.rows, sources[:, i : i + 1], tokens[:, i * count : (i + 1) * count])
+            if (i + 1) % GATHERS == 0:
+                yield
+        inverse = self.inverse_of(self.column(column + 1, height))
+        held = nl.ndarray((height, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=held, data=rows, op0=nl.maximum, operand0=0.0)
+        tile = nl.ndarray((height, count * size), dtype=self.cache.dtype, buffer=nl.sbuf)
+        gather(self.blocks, held, tile)
         if inverse is not None:
             tokens = self.stored(tokens, tokens.shape, inverse)
         stride = count if number > 1 else 0
@@ -201,6 +230,7 @@ class _ColumnWriter(_Writer):
             predicate=seen.ap([[size, height], [0, count], [1, size]]),
         )
         scatter(tile, self.blocks, rows)
+        yield
 
     def new_tokens(self, column: int, height: int) -> tuple[nl.NkiTensor, nl.NkiTensor]:
         """What is new in some blocks of a head: rows of the chunk, for each place [n, block_size]

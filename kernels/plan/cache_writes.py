@@ -27,7 +27,8 @@ class CacheWrites:
 
     Column 0 holds `first`. Then two columns for each 128 runs, all of a KV head before those of the
     next one: row of the cache, KV head. Then for each 128 pairs of a token and a KV head three,
-    where the cache has tokens in rows: row of the chunk [KV * T, d], row of the cache, KV head.
+    where the cache has tokens in rows: row of the chunk [KV * T, d], row of the cache, KV head;
+    without runs these are all rows of the chunk in order.
 
     A pre-transposed cache is one of rows [d / parts * block_size], a part of a block of a head
     each, and its runs are whole blocks, part by part; the chunk has rows [KV * T * parts, d /
@@ -67,16 +68,20 @@ def row_writes(slots: Array, num_kv_heads: int, block_size: int, run: int) -> Ca
     total = len(slots)
     first, starts = _runs(slots, run)
     alone = _left(slots, first, starts, run)
-    dmas = cdiv(num_kv_heads * len(starts), PARTITIONS) + cdiv(2 * run * num_kv_heads, PARTITIONS)
-    if len(alone) > 2 * run or dmas >= cdiv(total * num_kv_heads, PARTITIONS):
-        run, first, alone = 0, 0, np.flatnonzero(slots != PAD_SLOT_ID)
+    # Beside runs a single token is gathered and scattered, without them it is scattered only.
+    room = single_tokens(total, run)
+    scatters = sum(cdiv(num_kv_heads * each, PARTITIONS) for each in (len(starts), room))
+    few = total <= len(starts) + 2 * room or cdiv(num_kv_heads * total, PARTITIONS) <= scatters
+    if few or len(alone) > room:
+        run, first, alone = 0, 0, np.arange(total)
     room = single_tokens(total, run)
     columns = [np.full((PARTITIONS, 1), first)]
     if run:
         columns.append(_run_table(starts, num_kv_heads, block_size, run))
     heads = np.arange(num_kv_heads)[:, None]
-    rows = _first_row(slots[alone], num_kv_heads, block_size)
-    pairs = np.broadcast_arrays(heads * total + alone, rows + heads * block_size, heads)
+    rows = _first_row(slots[alone], num_kv_heads, block_size) + heads * block_size
+    rows = np.where(slots[alone] == PAD_SLOT_ID, -1, rows)
+    pairs = np.broadcast_arrays(heads * total + alone, rows, heads)
     columns.append(_in_tiles([pair.ravel() for pair in pairs], (0, -1, 0), room * num_kv_heads))
     return CacheWrites(_int32(columns), run)
 

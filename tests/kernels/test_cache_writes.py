@@ -132,3 +132,19 @@ def test_decode_has_single_tokens() -> None:
     rows, columns = row_writes(slots, 8, 32, 16), column_writes(slots, 8, 32, 1)
     assert (rows.run, rows.indices.shape) == (0, (128, 1 + 3 * 4))
     assert (columns.run, columns.indices.shape) == (0, (128, 1 + 4 * 4))
+
+
+def test_without_runs_the_chunk_is_stored_in_its_own_order() -> None:
+    """Row i of the list is row i of the chunk, so that no load needs an index."""
+    slots = np.array([5, -1, 40, 7, -1], np.int32)
+    plan = row_writes(slots, 3, 16, 16)
+    listed = plan.indices[:, 1:]
+    assert (plan.run, listed.shape) == (0, (128, 3))
+    assert listed[:15, 0].tolist() == list(range(15))
+    assert listed[:5, 1].tolist() == [5, -1, 2 * 3 * 16 + 8, 7, -1]
+
+
+@pytest.mark.parametrize(("tokens", "run"), [(64, 0), (67, 0), (68, 16), (2048, 16)])
+def test_few_tokens_are_stored_one_by_one(tokens: int, run: int) -> None:
+    """Runs of 16 leave up to 32 single ones, gathered and scattered: 64 descriptors and 3 runs."""
+    assert row_writes(np.arange(8, 8 + tokens, dtype=np.int32), 8, 32, 16).run == run
