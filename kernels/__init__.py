@@ -24,6 +24,7 @@ logarithm of each row's softmax sum, fp32, -inf where a row is not real or sees 
               softmax where the check fails; exact elsewhere
 """
 
+from .fp8 import fp8_for_device
 from .launch import Launch, run
 from .launch_decode import DecodePlan, paged_decode, prepare_paged_decode
 from .launch_merge import merge_attention, prepare_merge_attention
@@ -38,7 +39,8 @@ from .options import AttentionOptions, DecodeOptions, PlanOptions, SegmentedOpti
 
 __all__ = [
     "AttentionOptions", "DecodeOptions", "DecodePlan", "Launch", "PlanOptions", "SegmentedOptions",
-    "merge_attention", "padded_prefill", "paged_decode", "prepare_merge_attention",
-    "prepare_padded_prefill", "prepare_paged_decode", "prepare_segmented_attention",
-    "prepare_write_kv_cache", "run", "segmented_attention", "write_kv_cache",
+    "fp8_for_device", "merge_attention", "padded_prefill", "paged_decode",
+    "prepare_merge_attention", "prepare_padded_prefill", "prepare_paged_decode",
+    "prepare_segmented_attention", "prepare_write_kv_cache", "run", "segmented_attention",
+    "write_kv_cache",
 ]  # fmt: skip

@@ -1,0 +1,50 @@
+"""fp8 caches that were written elsewhere, with values above trn2's largest."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from segattn.kernels import fp8_for_device, paged_decode
+from segattn.reference import attention as reference
+from segattn.tests.kernels.cases import assert_close, normal
+
+FN = np.dtype(ml_dtypes.float8_e4m3fn)
+EVERY = np.arange(256, dtype=np.uint8).view(FN)
+
+
+def test_every_value_is_halved_for_a_device_that_ends_at_240() -> None:
+    halved, factor = fp8_for_device(EVERY)
+    assert (halved.dtype, factor) == (FN, 2.0)
+    on_device = halved.view(ml_dtypes.float8_e4m3).astype(np.float64)
+    values = EVERY.astype(np.float64)
+    exact = np.abs(values) >= 2.0**-5
+    np.testing.assert_array_equal(2 * on_device[exact], values[exact])
+    small = np.isfinite(values) & ~exact
+    assert (np.abs(2 * on_device[small] - values[small]) <= 2.0**-9).all()
+    assert np.isnan(on_device[np.isnan(values)]).all()
+
+
+def test_a_cache_within_the_range_comes_back_as_it_is() -> None:
+    cache = EVERY[np.abs(EVERY.astype(np.float32)) <= 240]
+    same, factor = fp8_for_device(cache)
+    assert same is cache
+    assert factor == 1.0
+
+
+def test_another_dtype_is_refused() -> None:
+    with pytest.raises(ValueError, match="cache: dtype float8_e4m3 must be float8_e4m3fn"):
+        fp8_for_device(EVERY.view(ml_dtypes.float8_e4m3))
+
+
+def test_decode_reads_a_cache_that_another_writer_filled() -> None:
+    rng = np.random.default_rng(0)
+    q = normal(rng, (1, 2, 1, 64), ml_dtypes.bfloat16)
+    stored = rng.uniform(-448, 448, (2, 3, 1, 16, 64)).astype(np.float32).astype(FN)
+    table, lengths = np.array([[2, 1]], np.int32), np.array([21], np.int32)
+    expected = reference.paged_decode(q, *stored, table, lengths, k_scale=0.003, v_scale=0.01)
+    (k_cache, k_factor), (v_cache, v_factor) = map(fp8_for_device, stored)
+    assert (k_factor, v_factor) == (2.0, 2.0)
+    out = paged_decode(
+        q, k_cache, v_cache, table, lengths, k_scale=0.003 * k_factor, v_scale=0.01 * v_factor
+    )
+    assert_close(out, expected)
