@@ -85,7 +85,7 @@ def targets_table(rows: Sequence[tuple[Target, Modelled]], wide: bool = False) -
                 modelled.label,
                 *(f"{modelled.us[column]:.1f}" for column in COLUMNS),
                 _percent(target.reached(modelled)),
-                _percent(target.at_least) if target.at_least else "",
+                target.text,
                 "" if target.holds(modelled) else "MISS",
                 modelled.bound_by,
                 f"{needs.sbuf_bytes / 1024:.0f}",
@@ -141,9 +141,10 @@ def legend(constants: CostConstants = BASE) -> str:
         if changed
     )
     return (
-        f"All numbers are modelled, none measured; {LAUNCH}. {changes}. Target and what follows "
-        "belong to base. SBUF, banks: the fullest moment of the timeline; loops, program: device "
-        "loops and instructions after unrolling of one core, with every fallback. MISS: below "
+        f"All numbers are modelled, none measured; {LAUNCH}. {changes}. Share and what follows "
+        "belong to base, a target in us to field. SBUF, banks: the fullest moment of the "
+        "timeline; loops, program: device loops and instructions after unrolling of one core, with "
+        "every fallback. MISS: short of "
         "its target." + measured_constants(constants)
     )
 
@@ -176,7 +177,7 @@ def run_modelled(arguments: Namespace) -> int:
         rows.append((target, modelled))
         if out:
             out.save_json(results_file(rows))
-        aim = f" (target {_percent(target.at_least)})" if target.at_least else ""
+        aim = f" (target {target.text})" if target.text else ""
         print(
             f"{modelled.label}: modelled {modelled.us['base']:.1f} us, "
             f"{_percent(target.reached(modelled))}{aim}; {LAUNCH}; "
@@ -247,7 +248,12 @@ def results_file(rows: Sequence[tuple[Target, Modelled]]) -> dict[str, Any]:
         "segattn": __version__,
         "python": platform.python_version(),
         "rows": [
-            {**modelled.as_json(), "target": target.at_least, "metric": target.metric}
+            {
+                **modelled.as_json(),
+                "target": target.at_least,
+                "metric": target.metric,
+                "most_field_us": target.most_field_us,
+            }
             for target, modelled in rows
         ],
     }

@@ -18,7 +18,21 @@ WINDOWS: tuple[Prefill, ...] = (
     Prefill(2048, 8192, q_heads=8, head_dim=64, window=128),
 )
 
+PREFILLS: tuple[Prefill, ...] = (
+    Prefill(2048, 32768),
+    Prefill(2048, 8192, q_heads=1),
+    Prefill(2048, 8193),
+    Prefill(1024, 8192, head_dim=64),
+    Prefill(2048, 2048, head_dim=64),
+    Prefill(512, 8192, head_dim=64),
+)
+
 DECODES: tuple[Decode, ...] = (
+    Decode(1, 32768, block_size=16),
+    Decode(16, 2048, q_heads=32, kv_heads=8),
+    Decode(1, 32768, fp8=True),
+    Decode(16, 2048, q_heads=32, kv_heads=8, fp8=True),
+    Decode(16, 32768, window=4096),
     Decode(4, 131072),
     Decode(16, 4000),
     Decode(16, 2100),
@@ -51,7 +65,7 @@ KEYS: tuple[Workload, ...] = (
     *(KeyColumns(CacheWrite(2048, block_size=size, first=8)) for size in BLOCKS),
 )
 
-DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *DECODES, *KEYS)
+DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *PREFILLS, *DECODES, *KEYS)
 
 
 HEAD = f"| call | {' | '.join(f'{name} us' for name in BANDS)} | share at base | exact over auto |"

@@ -15,9 +15,11 @@ class Target:
     """A workload and what it must reach."""
 
     workload: Workload
-    at_least: float
+    at_least: float = 0.0
     metric: str = "mfu"
     """"mfu", or "hbm": share of the HBM rate."""
+    most_field_us: float | None = None
+    """Most modelled time in the band `field`."""
 
     def reached(self, modelled: Modelled) -> float:
         """The value of the metric."""
@@ -25,13 +27,21 @@ class Target:
 
     def holds(self, modelled: Modelled) -> bool:
         """Whether the target is met."""
-        return self.reached(modelled) >= self.at_least
+        fast = self.most_field_us is None or modelled.us["field"] <= self.most_field_us
+        return fast and self.reached(modelled) >= self.at_least
+
+    @property
+    def text(self) -> str:
+        """What must be reached, or nothing."""
+        share = f"{self.at_least:.1%}" if self.at_least else ""
+        time = f"{self.most_field_us:g} us" if self.most_field_us else ""
+        return ", ".join(filter(None, (share, time)))
 
 
 PADDING_LIMIT = 1.15
 """Most modelled time of a chunk in a bucket that is too large, over its time in a fitting one."""
 
-EXACT_LIMIT = 1.95
+EXACT_LIMIT = 1.6
 """Most modelled time of softmax="exact" over that of "auto", on the prefill rows and EXACT_ROWS."""
 
 PADDED = Prefill(8192, 0, num_tokens=5000), Prefill(5120, 0, num_tokens=5000)
@@ -43,33 +53,25 @@ PRIORS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SWEEP = tuple(Prefill(rows, prior) for rows in (512, 2048) for prior in PRIORS)
 
 TARGETS: tuple[Target, ...] = (
-    Target(Prefill(2048, 32768), 0.89),
-    Target(Prefill(2048, 8192), 0.85),
-    Target(Prefill(1024, 8192), 0.80),
-    Target(Prefill(2048, 2048), 0.76),
-    Target(Prefill(512, 8192), 0.73),
-    Target(Prefill(2048, 8192, q_heads=1), 0.75),
+    Target(Prefill(2048, 8192), 0.82),
+    Target(Prefill(1024, 8192), 0.76),
+    Target(Prefill(2048, 2048), 0.73),
+    Target(Prefill(512, 8192), 0.69),
     Target(Prefill(512, 8192, q_heads=1), 0.46),
-    Target(Prefill(2048, 8193), 0.81),
     Target(Prefill(2048, 0), 0.65),
     Target(Prefill(2048, 8192, head_dim=64), 0.43),
-    Target(Prefill(1024, 8192, head_dim=64), 0.40),
-    Target(Prefill(2048, 2048, head_dim=64), 0.39),
-    Target(Prefill(512, 8192, head_dim=64), 0.37),
-    Target(Decode(1, 32768), 0.75, "hbm"),
-    Target(Decode(16, 2048), 0.75, "hbm"),
-    Target(Decode(1, 32768, block_size=16), 0.75, "hbm"),
-    Target(Decode(1, 32768, block_size=64), 0.75, "hbm"),
-    Target(Decode(1, 32768, block_size=128), 0.75, "hbm"),
-    Target(Decode(16, 2048, q_heads=32, kv_heads=8), 0.75, "hbm"),
-    Target(Decode(1, 32768, fp8=True), 0.40, "hbm"),
-    Target(Decode(16, 2048, q_heads=32, kv_heads=8, fp8=True), 0.60, "hbm"),
-    Target(Decode(16, 32768, window=4096), 0.72, "hbm"),
+    Target(Prefill(4096, 0), most_field_us=460),
+    Target(Prefill(4096, 4096), most_field_us=1100),
+    Target(Prefill(4096, 28672), most_field_us=5000),
+    Target(Decode(1, 32768), 0.75, "hbm", 95),
+    Target(Decode(1, 32768, block_size=64), 0.75, "hbm", 95),
+    Target(Decode(1, 32768, block_size=128), 0.75, "hbm", 95),
+    Target(Decode(16, 2048), 0.75, "hbm", 95),
     Target(CacheWrite(2048), 1 / 1.3, "hbm"),
 )
-"""All rows, largest first within a kind. Decode rows read 32k tokens of cache per KV head in total,
-of blocks of 32 tokens unless they say otherwise; what fp8 and windows must reach is what they did.
-The cache write may take 1.3 times the bound of moving its bytes through HBM once in and once out.
+"""All rows. Those of 4096 rows are what one core has of a call of 8 query on 2 KV heads, for which
+AWS's kernel was measured at 2742, 4411 and 14045 us on two. The cache write may take 1.3 times the
+bound of moving its bytes through HBM once in and once out.
 """
 
 EXACT_ROWS = (

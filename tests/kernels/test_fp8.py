@@ -41,7 +41,9 @@ def test_decode_reads_a_cache_that_another_writer_filled() -> None:
     q = normal(rng, (1, 2, 1, 64), ml_dtypes.bfloat16)
     stored = rng.uniform(-448, 448, (2, 3, 1, 16, 64)).astype(np.float32).astype(FN)
     table, lengths = np.array([[2, 1]], np.int32), np.array([21], np.int32)
-    expected = reference.paged_decode(q, *stored, table, lengths, k_scale=0.003, v_scale=0.01)
+    expected = reference.paged_decode(
+        q, stored[0], stored[1], table, lengths, k_scale=0.003, v_scale=0.01
+    )
     (k_cache, k_factor), (v_cache, v_factor) = map(fp8_for_device, stored)
     assert (k_factor, v_factor) == (2.0, 2.0)
     out = paged_decode(
