@@ -47,23 +47,24 @@ class BlockPool:
             if ref_counts[block] == 1:
                 del free[block]
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Take an owner from each of a request's `blocks`, given in the order of its tokens.
+    def release(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Take an owner from each block of some requests, one request after the other.
 
-        Those without an owner become free: uncached ones at the head of the free list, cached ones
-        at its tail. The request's last block comes first in either case, since a prefix serves more
+        Blocks without an owner become free: uncached ones at the head of the free list, cached ones
+        at its tail. A request's last block comes first in either case, since a prefix serves more
         requests the shorter it is.
         """
         ref_counts, free, block_hash = self.ref_counts, self.free, self.block_hash
-        uncached = []
-        for block in reversed(blocks):
-            ref_counts[block] -= 1
-            if ref_counts[block] == 0:
-                free[block] = None
-                if block_hash[block] is None:
-                    uncached.append(block)
-        for block in reversed(uncached):
-            free.move_to_end(block, last=False)
+        for table in block_tables:
+            uncached = []
+            for block in reversed(table):
+                ref_counts[block] = count = ref_counts[block] - 1
+                if not count:
+                    free[block] = None
+                    if block_hash[block] is None:
+                        uncached.append(block)
+            for block in reversed(uncached):
+                free.move_to_end(block, last=False)
 
     def num_unowned(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are free."""

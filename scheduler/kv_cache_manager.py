@@ -1,6 +1,6 @@
 """Blocks for requests: prefix hits, new blocks, caching of full blocks, giving all back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from ..reference.paging import num_blocks_for
@@ -161,17 +161,18 @@ class KVCacheManager:
         owned = set(request.block_ids)
         self.block_pool.evict(cached for cached in self.newly_cached if cached[0] in owned)
 
-    def free(self, request: Request) -> None:
-        """Take all blocks from a request; cached ones stay findable until they are taken."""
-        block_ids = request.block_ids
-        if not block_ids:
-            return
-        self.block_pool.release(block_ids)
-        self.num_blocks_reserved -= request.num_blocks_needed
-        self.num_blocks_to_come -= request.num_blocks_needed - len(block_ids)
-        request.block_ids = []
-        request.num_cached_blocks = request.blocks_due_at = 0
-        self.num_owners -= 1
+    def free(self, requests: Sequence[Request]) -> None:
+        """Take all blocks from requests; cached ones stay findable until they are taken."""
+        owners = [request for request in requests if request.block_ids]
+        tables = [request.block_ids for request in owners]
+        self.block_pool.release(tables)
+        num_needed = sum([request.num_blocks_needed for request in owners])
+        self.num_blocks_reserved -= num_needed
+        self.num_blocks_to_come -= num_needed - sum(map(len, tables))
+        self.num_owners -= len(owners)
+        for request in owners:
+            request.block_ids = []
+            request.num_cached_blocks = request.blocks_due_at = 0
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, nothing changed, while a request owns blocks."""

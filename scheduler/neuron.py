@@ -14,7 +14,7 @@ from typing import Protocol
 from .admission import Admission
 from .config import PauseState
 from .holdback import Hidden, Holdback, prepend
-from .output import SchedulerOutput, StepKind
+from .output import SchedulerOutput
 from .phases import padded_counts, prefills_of
 from .policy import NeuronPolicy
 from .request import Request
@@ -27,6 +27,9 @@ class SchedulerState(Enum):
     IDLE = "IDLE"
     ACTIVE_PREFILL = "ACTIVE_PREFILL"
     ACTIVE_DECODE = "ACTIVE_DECODE"
+
+
+_ACTIVE = {"prefill": SchedulerState.ACTIVE_PREFILL, "decode": SchedulerState.ACTIVE_DECODE}
 
 
 class Answers(Protocol):
@@ -83,6 +86,7 @@ class NeuronRules:
         self.policy = policy
         self.prefill_buckets = tuple(prefill_buckets)
         self.total_padding_tokens = 0
+        self._is_literal, self._phase_test = policy.is_literal, policy.phase_test
         self.holdback = Holdback(scheduler, queue_names, not policy.is_literal)
         self.turns = Turns(policy, max_decodes)
         self.is_decode_turn = False
@@ -93,7 +97,7 @@ class NeuronRules:
     def state(self) -> SchedulerState:
         """What the latest step did; IDLE as soon as nothing is queued."""
         is_empty = not (self.scheduler.running or self.holdback.num_shown())
-        if is_empty and not self.policy.is_literal:
+        if is_empty and not self._is_literal:
             return SchedulerState.IDLE
         return self._step_state
 
@@ -102,7 +106,7 @@ class NeuronRules:
 
         The hidden ones count, but not in the literal policies, as in the design document.
         """
-        if self.policy.is_literal:
+        if self._is_literal:
             return counts
         held = self.holdback
         return counts[0] + len(held.running), counts[1] + held.num_waiting()
@@ -119,7 +123,7 @@ class NeuronRules:
 
         Asked while the waiting queues hold only what this step admits already.
         """
-        if not self.policy.is_literal and not self.answers.may_admit(request):
+        if not self._is_literal and not self.answers.may_admit(request):
             return Admission.PAUSED
         if self.is_decode_turn:
             return Admission.DECODE_TURN
@@ -142,18 +146,16 @@ class NeuronRules:
         then.
         """
         running = self.scheduler.running
-        is_due = self.turns.decodes_are_due or self.answers.defers_prefills(throttle_prefills)
-        self.is_decode_turn = is_due and self._some_decode_can_run()
+        is_plain = self._hides_nothing()
         output: SchedulerOutput | None = None
         try:
-            self.holdback.hide_waiting()
-            refusals = self._show_admitted()
-            joins = self._separate_phases()
+            refusals, joins = ({}, False) if is_plain else self._hide(throttle_prefills)
             output = schedule(throttle_prefills)
             if joins and output.num_scheduled_tokens:
                 output.step_kind = "decode"
             self._finish_step(output, refusals)
-            self.holdback.restore(running)
+            if not is_plain:
+                self.holdback.restore(running)
         except BaseException as error:
             if output is not None:
                 self.answers.take_back(output, error)
@@ -161,6 +163,30 @@ class NeuronRules:
             self.holdback.restore(running)
             raise
         return output
+
+    def _hides_nothing(self) -> bool:
+        """Whether all requests are running decodes that one step holds: most steps are so."""
+        running = self.scheduler.running
+        if (
+            len(running) != len(self.scheduler.requests)
+            or len(running) > self.turns.max_decodes
+            or self._is_literal
+            or prefills_of(running, self._phase_test)
+        ):
+            return False
+        self.is_decode_turn = False
+        return True
+
+    def _hide(self, throttle_prefills: bool) -> tuple[dict[str, Admission], bool]:
+        """Leave in sight what may share a step.
+
+        Returns why waiting requests may not start, and whether decodes run beside one that does.
+        """
+        is_due = self.turns.decodes_are_due or self.answers.defers_prefills(throttle_prefills)
+        self.is_decode_turn = is_due and self._some_decode_can_run()
+        self.holdback.hide_waiting()
+        refusals = self._show_admitted()
+        return refusals, self._separate_phases()
 
     def _some_decode_can_run(self) -> bool:
         """Whether the scheduler would schedule a running decode.
@@ -191,7 +217,7 @@ class NeuronRules:
             try:
                 while held:
                     request = held.peek_request()
-                    if not self.policy.is_literal and not self.answers.is_ready(request):
+                    if not self._is_literal and not self.answers.is_ready(request):
                         refusals[request.request_id] = Admission.BLOCKED
                         not_ready.append(held.pop_request())
                         continue
@@ -224,22 +250,27 @@ class NeuronRules:
 
     def _finish_step(self, output: SchedulerOutput, refusals: dict[str, Admission]) -> None:
         """Pad the step's counts and take note of it. All that can fail comes first."""
-        phase_test, requests = self.policy.phase_test, self.scheduler.requests
-        padded, kind = padded_counts(output, requests, self.prefill_buckets, phase_test)
-        running = [*self.scheduler.running, *self.holdback.running]
-        state = self._state_after(kind, running)
-        self._note_refusals(refusals)
+        requests = self.scheduler.requests
+        padded, kind = padded_counts(output, requests, self.prefill_buckets, self._phase_test)
+        running = self.scheduler.running
+        if self.holdback.running:
+            running = running + self.holdback.running
+        state = _ACTIVE[kind] if kind != "empty" else self._state_after_nothing(running)
+        if len(requests) > len(running):
+            self._note_refusals(refusals)
+        else:
+            self.refusals = {}
         output.num_scheduled_tokens_padded, output.step_kind = padded, kind
-        self.total_padding_tokens += sum(padded.values()) - output.total_num_scheduled_tokens
         self._step_state = state
         if kind == "prefill":
+            self.total_padding_tokens += sum(padded.values()) - output.total_num_scheduled_tokens
             self.turns.note_prefill(len(running))
         elif kind == "decode":
             self.turns.note_decode()
         else:
             is_paused = self.scheduler._pause_state == PauseState.PAUSED_ALL
             is_stuck = bool(self.holdback.running) and not is_paused
-            self.turns.note_empty(is_stuck and not self.policy.is_literal)
+            self.turns.note_empty(is_stuck and not self._is_literal)
 
     def _note_refusals(self, refusals: dict[str, Admission]) -> None:
         """Count why each waiting request waits, but for those that the scheduler counts itself."""
@@ -253,15 +284,13 @@ class NeuronRules:
             counts[verdict] += 1
         counts[Admission.BEHIND] += self.holdback.num_waiting() - len(refusals)
 
-    def _state_after(self, kind: StepKind, running: list[Request]) -> SchedulerState:
-        if kind != "empty":
-            return SchedulerState[f"ACTIVE_{kind.upper()}"]
-        if self.policy.is_literal:
+    def _state_after_nothing(self, running: list[Request]) -> SchedulerState:
+        if self._is_literal:
             is_waiting = self.holdback.num_shown() or self.holdback.num_waiting()
             return self._step_state if running or is_waiting else SchedulerState.IDLE
-        if prefills_of(running, self.policy.phase_test):
+        if prefills_of(running, self._phase_test):
             return SchedulerState.ACTIVE_PREFILL
         return SchedulerState.ACTIVE_DECODE if running else SchedulerState.IDLE
 
     def _prefills(self) -> list[Request]:
-        return prefills_of(self.scheduler.running, self.policy.phase_test)
+        return prefills_of(self.scheduler.running, self._phase_test)

@@ -5,8 +5,6 @@ derived anew from block tables, token lists and the steps in flight. That takes 
 of blocks and requests, once per failure.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .request import Request, RequestStatus
@@ -53,23 +51,18 @@ def take_back(scheduler: "Scheduler", step: Step, running: list[Request]) -> Non
     scheduler.kv_cache_manager.rebuild(scheduler.requests.values())
 
 
-@contextmanager
-def settle(scheduler: "Scheduler") -> Iterator[None]:
+def settle(scheduler: "Scheduler") -> None:
     """Carry to its end what an interrupted call began to finish or to preempt."""
-    try:
-        yield
-    except BaseException:
-        for request in [*scheduler.requests.values()]:
-            if request.is_finished():
-                _drop(scheduler, request)
-            elif request.status is not RequestStatus.WAITING and request not in scheduler.running:
-                scheduler.preempted_req_ids.add(request.request_id)
-                _wait(scheduler, request, RequestStatus.PREEMPTED)
-        scheduler.running = [
-            request for request in scheduler.running if request.status is RequestStatus.RUNNING
-        ]
-        scheduler.kv_cache_manager.rebuild(scheduler.requests.values())
-        raise
+    for request in [*scheduler.requests.values()]:
+        if request.is_finished():
+            _drop(scheduler, request)
+        elif request.status is not RequestStatus.WAITING and request not in scheduler.running:
+            scheduler.preempted_req_ids.add(request.request_id)
+            _wait(scheduler, request, RequestStatus.PREEMPTED)
+    scheduler.running = [
+        request for request in scheduler.running if request.status is RequestStatus.RUNNING
+    ]
+    scheduler.kv_cache_manager.rebuild(scheduler.requests.values())
 
 
 def _computed_before(step: Step, was_in_flight: bool) -> dict[str, int]:
@@ -130,5 +123,5 @@ def _drop(scheduler: "Scheduler", request: Request) -> None:
     scheduler.finished_req_ids.add(request.request_id)
     scheduler.deferred.discard(request.request_id)
     if request in scheduler.waiting:
-        scheduler.waiting.remove_request(request)
+        scheduler.waiting.remove_requests([request])
     del scheduler.requests[request.request_id]

@@ -3,7 +3,7 @@
 import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .request import Request
 
@@ -28,8 +28,8 @@ class RequestQueue(ABC):
         """Remove and return the request whose turn it is. IndexError when the queue is empty."""
 
     @abstractmethod
-    def remove_request(self, request: Request) -> None:
-        """Remove `request`, in constant time. ValueError when it is not in the queue."""
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Remove requests, each in constant time. KeyError when one is not in the queue."""
 
     @abstractmethod
     def __contains__(self, request: Request) -> bool: ...
@@ -69,11 +69,10 @@ class FCFSRequestQueue(RequestQueue):
             raise IndexError("the queue is empty")
         return self._requests.popitem(last=False)[1]
 
-    def remove_request(self, request: Request) -> None:
-        """Remove `request`, in constant time. ValueError when it is not in the queue."""
-        if request not in self:
-            raise ValueError(f"{request} is not in the queue")
-        del self._requests[request.request_id]
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Remove requests, each in constant time. KeyError when one is not in the queue."""
+        for request in requests:
+            del self._requests[request.request_id]
 
     def __contains__(self, request: Request) -> bool:
         return self._requests.get(request.request_id) is request
@@ -121,11 +120,10 @@ class PriorityRequestQueue(RequestQueue):
         heapq.heappop(self._heap)
         return request
 
-    def remove_request(self, request: Request) -> None:
-        """Remove `request`, in constant time. ValueError when it is not in the queue."""
-        if request not in self:
-            raise ValueError(f"{request} is not in the queue")
-        del self._entries[request.request_id]
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Remove requests, each in constant time. KeyError when one is not in the queue."""
+        for request in requests:
+            del self._entries[request.request_id]
         if len(self._heap) > 2 * len(self._entries) + 64:
             self._heap = self._live_entries()
 

@@ -148,12 +148,14 @@ def receive(
                 outputs.append(EngineCoreOutput(request_id, tokens))
                 continue
             ended.append(request)
-            scheduler.end(request, status)
+            request.status = status
             request.stop_reason = stop_reason(request)
             outputs.append(
                 EngineCoreOutput(request_id, tokens, status.finish_reason, request.stop_reason)
             )
-        scheduler.forget(ended)
+        if ended:
+            running = running.copy()
+            scheduler.forget(ended)
         scheduler.steps_in_flight.pop(0)
     except BaseException:
         _restore(scheduler, before)

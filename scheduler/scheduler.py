@@ -44,6 +44,7 @@ class Scheduler:
         self.max_num_running_reqs = config.max_num_seqs
         self.max_num_active_reqs = config.max_num_active_seqs or config.max_num_seqs
         self.max_model_len = config.max_model_len
+        self.step_token_budget = config.step_token_budget
         self.block_size = config.block_size
         self.repairs_vllm_faults = config.repair_vllm_faults
         self.num_spec_tokens = config.num_speculative_tokens
@@ -109,33 +110,40 @@ class Scheduler:
         check_kind("request_ids", request_ids, Iterable)
         live = self.requests
         requests = [live[name] for name in dict.fromkeys(request_ids) if name in live]
-        with settle(self):
+        try:
             for request in requests:
-                self.end(request, finished_status)
-            self.forget(requests)
-        return [request.request_id for request in requests]
+                request.status = finished_status
+            return self.forget(requests)
+        except BaseException:
+            settle(self)
+            raise
 
-    def end(self, request: Request, status: RequestStatus) -> None:
-        """Finish a request and free its blocks; `forget` takes it out of its queue."""
-        request.status = status
-        self.kv_cache_manager.free(request)
-        self.finished_req_ids.add(request.request_id)
+    def forget(self, ended: list[Request]) -> list[str]:
+        """Free the blocks of requests that are over and take them out of their queues; their ids.
 
-    def forget(self, ended: list[Request]) -> None:
-        """Take ended requests out of the queues."""
-        if ended:
-            gone = set(ended)
-            self.running = [request for request in self.running if request not in gone]
-            self.deferred -= {request.request_id for request in ended}
-            for request in ended:
-                if request in self.waiting:
-                    self.waiting.remove_request(request)
-                del self.requests[request.request_id]
+        No function is called for each of them: many may end at once.
+        """
+        ids = [request.request_id for request in ended]
+        waiting = [request for request in ended if not request.block_ids]
+        if waiting:
+            self.waiting.remove_requests(waiting)
+            self.deferred.difference_update(ids)
+        if len(waiting) < len(ended):
+            if len(ended) == 1:
+                self.running.remove(ended[0])
+            else:
+                gone = set(ended)
+                self.running = [request for request in self.running if request not in gone]
+            self.kv_cache_manager.free(ended)
+        self.finished_req_ids.update(ids)
+        for request_id in ids:
+            del self.requests[request_id]
+        return ids
 
     def preempt(self, request: Request, *, drop_stale_output: bool) -> None:
         """Take a request's blocks and queue it again; the caller took it out of `running`."""
         request.status = RequestStatus.PREEMPTED
-        self.kv_cache_manager.free(request)
+        self.kv_cache_manager.free([request])
         request.num_computed_tokens = 0
         request.spec_token_ids = []
         request.drop_stale_output = drop_stale_output or (
@@ -154,13 +162,16 @@ class Scheduler:
         these are preempted, and tokens of theirs that are still in flight will be dropped.
         """
         check_kind("reset_running_requests", reset_running_requests, bool)
-        with settle(self):
+        try:
             if reset_running_requests:
                 # From the end, so that the queue starts with the running order.
                 while self.running:
                     self.preempt(self.running.pop(), drop_stale_output=True)
                 self.previously_scheduled = set()
             return self.kv_cache_manager.reset_prefix_cache()
+        except BaseException:
+            settle(self)
+            raise
 
     # Pause and counts.
 
@@ -205,7 +216,7 @@ class Scheduler:
         for, unless the latest admissions ended with requests still waiting.
         """
         config, paused_all = self.config, self._pause_state is PauseState.PAUSED_ALL
-        budget = 0 if paused_all else config.step_token_budget
+        budget = 0 if paused_all else self.step_token_budget
         step = Step(budget, config.max_num_batched_tokens, config.max_num_new_slots_for_drafting)
         running = self.running.copy()
         self.kv_cache_manager.newly_cached = step.newly_cached

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 def decide(scheduler: "Scheduler", step: Step, throttle_prefills: bool) -> SchedulerOutput:
     """Make all decisions of a step; its tokens count as computed then."""
     config, paused = scheduler.config, scheduler._pause_state
-    step.threshold = _long_prefill_threshold(scheduler)
-    step.defer_prefills = defers_prefills(scheduler, throttle_prefills) and any(
-        not request.is_prefill_chunk for request in scheduler.all_running()
-    )
+    if config.long_prefill_token_threshold > 0:
+        step.threshold = _long_prefill_threshold(scheduler)
+    if throttle_prefills or config.prefill_schedule_interval > 1:
+        step.defer_prefills = defers_prefills(scheduler, throttle_prefills) and any(
+            not request.is_prefill_chunk for request in scheduler.all_running()
+        )
     # 1. Running requests, in the order of their admission.
     schedule_running(scheduler, step)
     # 2. Waiting requests, unless memory is short already.
@@ -27,8 +29,10 @@ def decide(scheduler: "Scheduler", step: Step, throttle_prefills: bool) -> Sched
         step.admission_stop = Admission.PREEMPTION
     elif paused is not PauseState.UNPAUSED:
         step.admission_stop = Admission.PAUSED
-    else:
+    elif len(scheduler.requests) > len(scheduler.running):
         schedule_waiting(scheduler, step)
+    elif not step.defer_prefills:
+        scheduler.prefill_capacity_bound = False
     # 3. The output, with the counts from before the step.
     step.output = output = step.make_output(
         scheduler.previously_scheduled,
@@ -38,7 +42,9 @@ def decide(scheduler: "Scheduler", step: Step, throttle_prefills: bool) -> Sched
     )
     num_scheduled = len(step.num_scheduled_tokens)
     output.num_spec_tokens_to_schedule = (
-        config.num_drafts_for(num_scheduled) if num_scheduled else scheduler.num_spec_tokens
+        config.num_drafts_for(num_scheduled)
+        if num_scheduled and config.num_speculative_tokens_per_batch_size
+        else scheduler.num_spec_tokens
     )
     output.skip_drafts = (
         config.can_skip_drafts and config.num_lookahead_tokens > 0 and not step.needs_drafts
@@ -76,12 +82,11 @@ def _long_prefill_threshold(scheduler: "Scheduler") -> int:
     """Most tokens of one request in this step, 0 for no limit: a lone request has none."""
     config = scheduler.config
     threshold = config.long_prefill_token_threshold
-    if threshold > 0:
-        num_requests = sum(scheduler.get_request_counts())
-        if num_requests <= 1:
-            return 0
-        if config.long_prefill_token_threshold_adaptive:
-            return max(threshold, config.max_num_batched_tokens // num_requests)
+    num_requests = sum(scheduler.get_request_counts())
+    if num_requests <= 1:
+        return 0
+    if config.long_prefill_token_threshold_adaptive:
+        return max(threshold, config.max_num_batched_tokens // num_requests)
     return threshold
 
 

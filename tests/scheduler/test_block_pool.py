@@ -20,8 +20,7 @@ def test_of_blocks_with_one_digest_the_earliest_is_found_until_it_is_taken() -> 
     first, second, third = pool.take(3)
     pool.insert([first, second, third], [b"x", b"x", b"x"])
     assert pool.find_longest_hit([b"x", b"y"]) == [first]
-    pool.release([second])
-    pool.release([first])
+    pool.release([[second], [first]])
     assert pool.take(4) == [4, 5, second, first]
     assert pool.find_longest_hit([b"x"]) == [third]
     assert pool.blocks_by_digest() == {b"x": [third]}

@@ -38,8 +38,7 @@ def check_order_without(priorities: list[int], leaving: list[int]) -> None:
     queue = create_request_queue("priority")
     for request in requests:
         queue.add_request(request)
-    for number in leaving:
-        queue.remove_request(requests[number])
+    queue.remove_requests([requests[number] for number in leaving])
     expected = sorted(
         (request for number, request in enumerate(requests) if number not in leaving),
         key=lambda request: (request.priority, request.request_id),

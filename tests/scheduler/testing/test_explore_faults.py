@@ -50,15 +50,15 @@ def refuse(*_: object) -> Admission:
     return Admission.KV_BLOCKS
 
 
-def leak(self: BlockPool, blocks: list[int]) -> None:
+def leak(self: BlockPool, tables: list[list[int]]) -> None:
     """Gives back all blocks but one."""
-    RELEASE(self, blocks[1:])
+    RELEASE(self, [table[1:] for table in tables])
 
 
 def take_and_leave_free(self: BlockPool, num_blocks: int) -> list[int]:
     """Hands out the first free block and leaves it free."""
     blocks = TAKE(self, num_blocks)
-    RELEASE(self, blocks[:1])
+    RELEASE(self, [blocks[:1]])
     return blocks
 
 
@@ -75,10 +75,10 @@ def allocate_nothing(self: KVCacheManager, request: object, num_tokens: int) -> 
     return []
 
 
-def miscount(self: BlockPool, blocks: list[int]) -> None:
+def miscount(self: BlockPool, tables: list[list[int]]) -> None:
     """Leaves a reference to a block that is free."""
-    RELEASE(self, blocks)
-    self.ref_counts[blocks[0]] = 1
+    RELEASE(self, tables)
+    self.ref_counts[tables[0][0]] = 1
 
 
 def newest_first(self: NeuronRules) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def newest_first(self: NeuronRules) -> dict[str, Any]:
     held = self.holdback.waiting["waiting"]
     newest = list(held)[-1:]
     for request in newest:
-        held.remove_request(request)
+        held.remove_requests([request])
         vars(self.scheduler)["waiting"].add_request(request)
     return {}
 

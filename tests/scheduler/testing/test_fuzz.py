@@ -115,9 +115,9 @@ def test_a_broken_account_of_blocks_is_a_failure(monkeypatch: pytest.MonkeyPatch
     run.apply(["schedule", 0])
     release = BlockPool.release
 
-    def count_wrongly(self: BlockPool, blocks: list[int]) -> None:
-        release(self, blocks)
-        self.ref_counts[blocks[0]] = 1
+    def count_wrongly(self: BlockPool, tables: list[list[int]]) -> None:
+        release(self, tables)
+        self.ref_counts[tables[0][0]] = 1
 
     monkeypatch.setattr(BlockPool, "release", count_wrongly)
     with pytest.raises(RuntimeError, match=str(run.events[1][2]["new"][0][2][0])):
