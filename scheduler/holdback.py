@@ -1,6 +1,6 @@
 """Requests that are kept out of a scheduler's sight for a step: the holdback pattern."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from .admission import Admission
@@ -44,9 +44,9 @@ class Holdback:
         """Waiting requests that the scheduler sees."""
         return sum(len(getattr(self._scheduler, name)) for name in self.waiting)
 
-    def shown(self) -> Iterator[Request]:
+    def shown(self) -> list[Request]:
         """Waiting requests that the scheduler sees."""
-        return (request for name in self.waiting for request in getattr(self._scheduler, name))
+        return [request for name in self.waiting for request in getattr(self._scheduler, name)]
 
     def hide_waiting(self) -> None:
         """Hide all waiting requests by exchanging the queues."""
