@@ -30,6 +30,7 @@ from segattn.benchmarks.microbenchmarks.findings import FINDINGS
 from segattn.benchmarks.microbenchmarks.sheet import KERNELS, SHEET, Arguments, Array, Experiment
 from segattn.reference.nki.cost.constants import BASE, CostConstants
 from segattn.reference.nki.cost.result import evaluate
+from segattn.reference.nki.strict import strict
 from segattn.reference.nki.trace import Trace
 from segattn.reference.outputs import OutputFile
 
@@ -38,12 +39,15 @@ Runner = Callable[[str, str, Arguments], float]
 
 
 def modelled_runner(constants: CostConstants = BASE) -> Runner:
-    """Times that the cost model gives for micro-kernels on the interpreter."""
+    """Times that the cost model gives for micro-kernels on the interpreter.
+
+    Without `loop_skip`, the rule that one of the experiments is about.
+    """
     os.environ["SEGATTN_BACKEND"] = "interpreter"
     kernels = import_module(f"segattn.{KERNELS}")
 
     def modelled_ns(kernel: str, run: str, arguments: Arguments) -> float:
-        with Trace() as trace:
+        with Trace() as trace, strict(loop_skip="off"):
             getattr(kernels, kernel)(**arguments)
         return evaluate(trace.launches[0], constants).modelled_ns
 

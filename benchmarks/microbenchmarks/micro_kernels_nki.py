@@ -202,6 +202,32 @@ def loop_kernel(x: nl.NkiTensor, trips: nl.NkiTensor) -> nl.NkiTensor:
 
 
 @nki.jit
+def loop_skip_kernel(
+    rows: nl.NkiTensor, index: nl.NkiTensor, trips: nl.NkiTensor, skips: bool
+) -> nl.NkiTensor:
+    """Trips of a dynamic loop that gather rows [n, columns] bf16 by index [128, 1] int32 into a
+    tile of outside the loop, as the decode kernel does; `skips`: -1 leaves a row out.
+    """
+    width = rows.shape[1]
+    out = nl.ndarray((PARTITIONS, width), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    chosen = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=chosen, src=index)
+    stage = nl.ndarray((PARTITIONS, width), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=stage, value=0.0)
+
+    def body(i: nisa.VirtualRegister) -> None:
+        nisa.dma_copy(
+            dst=stage,
+            src=rows.ap([[width, PARTITIONS], [1, width]], vector_offset=chosen, indirect_dim=0),
+            oob_mode=nisa.oob_mode.skip if skips else nisa.oob_mode.error,
+        )
+
+    nl.fori_loop(0, trip_count(trips), body)
+    nisa.dma_copy(dst=out, src=stage)
+    return out
+
+
+@nki.jit
 def loop_load_kernel(
     rows: nl.NkiTensor, x: nl.NkiTensor, trips: nl.NkiTensor, loads: bool, computes: bool
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:

@@ -64,11 +64,11 @@ def _rows(columns: int, dtype: Any = np.float32, num_rows: int = 128) -> Array:
     return values.astype(dtype)
 
 
-def _index(skipped: bool = False) -> Array:
+def _gather(columns: int, skipped: bool = False) -> dict[str, Any]:
     index = np.random.default_rng(0).permutation(256)[:128].astype(np.int32)[:, None]
     if skipped:
         index[::2] = -1
-    return index
+    return {"rows": _rows(columns, _BF16, 256), "index": index}
 
 
 def trip_count(count: int) -> Array:
@@ -217,7 +217,7 @@ SHEET: tuple[Experiment, ...] = (
         "gather_kernel",
         (128, 512, 2048),
         (32, 128),
-        lambda columns, n: {"rows": _rows(columns, _BF16, 256), "index": _index(), "repeats": n},
+        lambda columns, n: {**_gather(columns), "repeats": n},
         _fit_gather,
     ),
     Experiment(
@@ -226,11 +226,7 @@ SHEET: tuple[Experiment, ...] = (
         "gather_kernel",
         (128, 512, 2048),
         (32, 128),
-        lambda columns, n: {
-            "rows": _rows(columns, _BF16, 256),
-            "index": _index(skipped=True),
-            "repeats": n,
-        },
+        lambda columns, n: {**_gather(columns, skipped=True), "repeats": n},
         _nothing,
     ),
     Experiment(
@@ -241,6 +237,15 @@ SHEET: tuple[Experiment, ...] = (
         (8, 72),
         lambda _, n: {"x": _rows(64), "trips": trip_count(n)},
         _fit_loop,
+    ),
+    Experiment(
+        "loop_skip",
+        "does a gather in a dynamic loop compile, and one that skips rows (1), as decode does?",
+        "loop_skip_kernel",
+        (0, 1),
+        (8, 72),
+        lambda point, n: {**_gather(512, point > 0), "trips": trip_count(n), "skips": point > 0},
+        _nothing,
     ),
     Experiment(
         "loop_load",
