@@ -38,10 +38,12 @@ class KVContent:
 
         Yields a sentence for each request that reads what was never computed for its tokens, or
         that has no block for a position. All requests of a step read after all have written, as
-        layer by layer in one batch.
+        layer by layer in one batch. A draft that was accepted is the token that was sampled.
         """
         self._learn(output)
-        complaints = [self._write(output, name) for name in output.num_scheduled_tokens]
+        complaints = [
+            self._write(output, name, sampled.get(name, ())) for name in output.num_scheduled_tokens
+        ]
         complaints += [self._read(name) for name in output.num_scheduled_tokens]
         for name, tokens in sampled.items():
             if tokens:
@@ -75,10 +77,11 @@ class KVContent:
                 state.block_ids = state.block_ids + list(blocks[0])
             state.num_computed = num_computed
 
-    def _write(self, output: Any, name: str) -> str:
+    def _write(self, output: Any, name: str, sampled: Sequence[int]) -> str:
         state, drafts = self._states[name], _drafts(output, name)
+        drafts = [*sampled[:-1], *drafts[max(len(sampled) - 1, 0) :]]
         end = state.num_computed + output.num_scheduled_tokens[name]
-        tokens = state.tokens[: end - len(drafts)] + list(drafts)
+        tokens = state.tokens[: end - len(drafts)] + drafts
         if len(tokens) < end:
             return f"{name}: {end} tokens are scheduled, {len(tokens)} are known"
         if end > len(state.block_ids) * self._block_size:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...reference.scheduler_content import KVContent
 from ...reference.scheduler_state import NeuronRules, Pause
 from ...reference.scheduler_trace import ModelTrace, rules_of_trace
-from .. import SchedulerConfig
+from .. import SchedulerConfig, SchedulerOutput
 from .audit import Entry
 from .subject import Subject
 from .trace import Event, TraceDriver
@@ -23,7 +24,9 @@ class Comparison:
     """Gives each event to both sides; `events` are the model's observations so far.
 
     `policy` holds the fields of the Neuron policy that differ from the default one. Policies that
-    refuse unschedulable requests must make progress in every step.
+    refuse unschedulable requests must make progress in every step, and what their requests read in
+    the KV cache must have been computed for their tokens. vLLM's own kinds break that rule now and
+    then (docs/decisions.md), and with drafts in flight no output tells what a runner reads.
     """
 
     def __init__(
@@ -36,6 +39,9 @@ class Comparison:
         self.events: list[Event] = []
         self.pending: dict[int, list[Entry]] = {}
         self.stopped = False
+        has_rule = subject.is_neuron and not self.neuron.literal
+        is_told = subject.depth == 1 or not config.get("num_speculative_tokens")
+        self._content = KVContent(config["block_size"]) if has_rule and is_told else None
 
     def apply(self, event: Event) -> Event:
         """Perform an event.
@@ -43,6 +49,7 @@ class Comparison:
         Raises DisagreementError, DeadlockError or what a faulty scheduler raises itself.
         """
         must_progress = event[0] == "schedule" and self._must_progress()
+        output = self.driver.in_flight.get(event[1]) if event[0] == "update" else None
         expected = self.model.apply(event)
         self.events.append(expected)
         actual = self.driver.apply(event)
@@ -57,9 +64,13 @@ class Comparison:
         if must_progress and not expected[2]["total"]:
             raise DeadlockError(f"{expected[2]['waiting']} wait, {expected[2]['running']} run")
         if event[0] == "schedule" and "error" not in expected[2]:
+            self._check_told(self.driver.in_flight[event[1]])
             self.pending[event[1]] = self._expected_outputs(expected[2])
         elif event[0] == "update":
             del self.pending[event[1]]
+            if self._content is not None and output is not None:
+                for complaint in self._content.execute(output, dict(event[2])):
+                    raise DisagreementError(complaint)
         self.stopped = is_error(expected)
         return expected
 
@@ -81,6 +92,19 @@ class Comparison:
         live = set(state.live().tolist())
         unreported = [state.ids[row] for row in self.model.unreported if row not in live]
         return request_id not in unreported
+
+    def _check_told(self, output: SchedulerOutput) -> None:
+        """The tokens that the runner is told are those that the model knows."""
+        state, prompts = self.model.model.state, {}
+        for new in output.scheduled_new_reqs:
+            prompts[new.req_id] = new.prompt_token_ids
+        for name, tokens in (prompts | output.scheduled_cached_reqs.all_token_ids).items():
+            row = state.row_of(name)
+            assert row is not None
+            num_known = state.requests["prompt"][row] if name in prompts else None
+            known = state.tokens[row].tolist()[:num_known]
+            if tokens != known:
+                raise DisagreementError(f"{name}: told tokens {tokens}, the model knows {known}")
 
     def _must_progress(self) -> bool:
         has_rule = self.subject.is_neuron and not self.neuron.literal

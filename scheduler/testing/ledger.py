@@ -147,6 +147,9 @@ class Ledger:
                 record.table = list(blocks[0]) if blocks else []
             elif blocks:
                 record.table = record.table + blocks[0]
+            told = cached.all_token_ids.get(name, record.tokens)
+            if list(told) != record.tokens:
+                raise InvariantError(f"{name}: told tokens {told}, it has {record.tokens}")
             if computed != record.computed:
                 raise InvariantError(f"{name}: {computed} tokens computed, {record.computed} are")
 

@@ -102,7 +102,8 @@ class TraceDriver:
         self.scheduler = scheduler
         self.error: Exception | None = None
         """What the latest step raised."""
-        self._in_flight: dict[int, SchedulerOutput] = {}
+        self.in_flight: dict[int, SchedulerOutput] = {}
+        """Outputs of steps that have not come back, by their number."""
         self._unreported: dict[str, Request] = {}
 
     def apply(self, event: Event) -> Event:
@@ -153,7 +154,7 @@ class TraceDriver:
             # The documented Neuron policy: a mixed batch, or more tokens than any bucket.
             self.error = error
             return {"error": type(error).__name__}
-        self._in_flight[step] = output
+        self.in_flight[step] = output
         seen = observe_output(output) | self._queues()
         if throttle:
             seen["throttle"] = 1
@@ -168,7 +169,7 @@ class TraceDriver:
         model_output = ModelRunnerOutput(
             [request_id for request_id, _ in sampled], [tokens for _, tokens in sampled]
         )
-        outputs = self.scheduler.update_from_output(self._in_flight.pop(step), model_output)
+        outputs = self.scheduler.update_from_output(self.in_flight.pop(step), model_output)
         seen = {
             "outs": [_observe_core_output(output) for output in outputs],
             "reqs": [_observe_request(request) for request in self.scheduler.requests.values()],

@@ -44,8 +44,6 @@ class Served:
             position = request.num_computed_tokens - len(drafts)
             num_accepted = _number(name, position) % (1 + len(drafts))
             tokens = [3 + _number(name, position + i) % 3 for i in range(num_accepted)]
-            # An accepted draft is the token that was drafted.
-            drafts[:num_accepted] = tokens
             tokens.append(3 + _number(name, position + num_accepted) % 3)
             sampled[name] = [] if request.is_prefill_chunk else tokens
         self.complaints += self.content.execute(output, sampled)

@@ -12,6 +12,7 @@ from segattn.scheduler import (
     SchedulerConfig,
     neuron_scheduler,
     phases,
+    prefix_digests,
 )
 from segattn.scheduler.block_pool import BlockPool
 from segattn.scheduler.kv_cache_manager import KVCacheManager
@@ -21,6 +22,7 @@ from segattn.scheduler.testing.explore_command import OWN
 from segattn.scheduler.testing.explorer import World, explore
 
 RELEASE, TAKE, PADDED_COUNTS = BlockPool.release, BlockPool.take, phases.padded_counts
+BLOCK_DIGESTS = prefix_digests.block_digests
 
 
 def small_world(**changes: Any) -> World:
@@ -34,8 +36,9 @@ def small_world(**changes: Any) -> World:
         "enable_prefix_caching": False,
     }
     policy = changes.pop("neuron_policy", NeuronPolicy())
+    sizes = changes.pop("sizes", ((1, 1, 0), (1, 2, 0), (2, 2, 0)))
     config = SchedulerConfig(**(numbers | changes))
-    return World(OWN[0], config, policy, ((1, 1, 0), (1, 2, 0), (2, 2, 0)), 2)
+    return World(OWN[0], config, policy, sizes, 2)
 
 
 def nothing(*_: object) -> None:
@@ -99,6 +102,11 @@ def pad_without_a_look(output: Any, *more: Any) -> tuple[dict[str, int], str]:
         return dict(output.num_scheduled_tokens), "prefill"
 
 
+def digests_of_any_tokens(parent: bytes, packed: bytes, block_size: int) -> list[bytes]:
+    """Takes prompts of one length for the same: hits are right in number, and wrong in content."""
+    return BLOCK_DIGESTS(parent, bytes(len(packed)), block_size)
+
+
 def one_token_more(budget: int, input_budget: int, draft_slots: int) -> Step:
     return Step(budget + 1, input_budget, draft_slots)
 
@@ -147,6 +155,14 @@ FAULTS: list[tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = [
     ("has the block table [1, 1]", CACHED, [(BlockPool, "take", take_what_is_owned)]),
     ("computes 1 tokens in 0 blocks", {}, [(KVCacheManager, "allocate_slots", allocate_nothing)]),
     ("the reference count of a block", {}, [(BlockPool, "release", miscount)]),
+    (
+        "where something else was computed",
+        CACHED | {"sizes": ((3, 1, 0), (3, 1, 1))},
+        [
+            ("segattn.scheduler.kv_cache_manager", "block_digests", digests_of_any_tokens),
+            ("segattn.scheduler.integrity", "block_digests", digests_of_any_tokens),
+        ],
+    ),
 ]
 
 
