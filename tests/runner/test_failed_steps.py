@@ -1,8 +1,10 @@
 """Steps that fail at any call and with any exception: nobody loses a token or gets a wrong one."""
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,13 +21,20 @@ from segattn.tests.runner.random_model import CONFIG, random_weights
 
 ROOT = Path(kernels.__file__).parents[1]
 WATCHED = tuple(str(ROOT / name) for name in ("scheduler", "runner", "tests/runner/numpy_kernels"))
-# The call itself, and what takes changes back.
-UNWATCHED = {"Engine.step", "Transaction.__enter__", "Transaction.__exit__"}
 WEIGHTS = random_weights()
 MODEL = Llama(replace(CONFIG, num_layers=1), replace(WEIGHTS, layers=WEIGHTS.layers[:1]))
 STEM = [7, 3, 9, 4] * 8
 PROMPTS = {"a": [*STEM, 5], "b": [*STEM, 6, 8], "c": [11] * 20, "d": [*STEM, 5, 1]}
-ERRORS = (OSError, MemoryError, KeyboardInterrupt)
+ERRORS = (OSError, MemoryError, ValueError, KeyboardInterrupt)
+PARTS = {
+    "scheduler": {"NeuronScheduler.schedule", "receive", "KVCacheManager.admit", "BlockPool.take"},
+    "runner": {"ModelRunner._run"},
+    "model": {"Llama.forward"},
+    "cache": {"PagedKVCache.attention"},
+    "kernels": {"paged_decode"},
+    "sampler": {"verify"},
+}
+"""What a step consists of, with functions of each that must be among those that fail."""
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
     "async": {"async_scheduling": True},
@@ -78,27 +87,31 @@ class Fault:
 
     def __init__(self, index: int | None = None, error: type[BaseException] = OSError) -> None:
         self.calls: list[str] = []
-        self._index = index
+        self._counter = count()  # of all threads
+        self.index = index
         self.error = error
 
     def step(self, engine: Engine) -> object:
         """A step of the engine under watch; an interrupt ends here, as in a server's loop."""
         sys.settrace(self._watch)
+        # The thread of an asynchronous runner starts in its first step.
+        threading.settrace(self._watch)
         try:
             return engine.step()
         except KeyboardInterrupt:
             return None
         finally:
             sys.settrace(None)
+            threading.settrace(None)
 
     def _watch(self, frame: FrameType, event: str, _: object) -> None:
         if (
             event == "call"
             and frame.f_code.co_filename.startswith(WATCHED)
-            and frame.f_code.co_qualname not in UNWATCHED
+            and frame.f_code.co_qualname != "Engine.step"  # the call itself
         ):
             self.calls.append(frame.f_code.co_qualname)
-            if len(self.calls) - 1 == self._index:
+            if next(self._counter) == self.index:
                 sys.settrace(None)
                 raise self.error("injected")
 
@@ -107,6 +120,7 @@ def run_with(fault: Fault, mode: str, expected: dict[str, list[int]]) -> None:
     engine = make_engine(mode)
     tokens = serve(engine, "abc", lambda: fault.step(engine))
     assert tokens == {name: expected[name] for name in "abc"}, (fault.calls[-1:], fault.error)
+    fault.index = None  # the runner's thread is still watched
     # What the failed step left behind is found by nobody.
     assert serve(engine, "d") == {"d": expected["d"]}, (fault.calls[-1:], fault.error)
     reasons = {engine.completions[name].finish_reason for name in "abcd"}
@@ -122,14 +136,15 @@ def test_a_failure_at_any_function_of_a_step_costs_no_token(
     calls: dict[str, list[int]] = {}
     for index, name in enumerate(clean.calls):
         calls.setdefault(name, []).append(index)
-    assert {"ModelRunner._run", "paged_decode", "Llama.forward", "verify"} <= set(
-        calls
-    ) or mode == "async"
-    # The first call of a function, one in the middle or the last one, and each kind of error.
+    expected_parts = set().union(*PARTS.values()) - ({"verify"} if mode == "async" else set())
+    assert expected_parts - calls.keys() == set()
+    # The first call of a function, one in the middle or the last one. Two kinds of error in each
+    # mode, so that a function that all modes pass fails with every kind.
     offset = list(MODES).index(mode)
-    for turn, indices in enumerate(calls.values(), offset):
-        index = (indices[0], indices[len(indices) // 2], indices[-1])[turn % 3]
-        run_with(Fault(index, ERRORS[turn // 3 % 3]), mode, expected)
+    for turn, indices in enumerate(calls.values()):
+        for number in (offset, offset + 2):
+            index = (indices[0], indices[len(indices) // 2], indices[-1])[(turn + number) % 3]
+            run_with(Fault(index, ERRORS[number % 4]), mode, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
