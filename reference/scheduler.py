@@ -27,15 +27,8 @@ from .scheduler_state import (
     Status,
     integers,
 )
-from .scheduler_steps import (
-    Decision,
-    Emitted,
-    enqueue,
-    finish,
-    preempt,
-    schedule_base,
-    update_base,
-)
+from .scheduler_steps import Decision, enqueue, preempt, schedule_base
+from .scheduler_update import Emitted, finish, update_base
 
 __all__ = ["Decision", "Emitted", "NeuronRules", "Pause", "Rules", "SchedulingModel", "Status"]
 

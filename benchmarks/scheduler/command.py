@@ -13,38 +13,16 @@ import json
 import os
 import textwrap
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from segattn.benchmarks.scheduler.workloads import Workload, workloads
 from segattn.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
 from segattn.scheduler.config import SchedulerConfig
 from segattn.scheduler.testing.trace import make_request, make_scheduler
 
 Decision = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Requests given at the start, after `warm` if any; at most `max_steps` timed steps.
-
-    `num_waiting` short requests more are added untimed, `num_arrivals` are timed before each step.
-    With `num_aborts` nothing is timed but the call that ends so many, after the untimed steps.
-    """
-
-    name: str
-    config: SchedulerConfig
-    prompts: list[list[int]]
-    max_tokens: int
-    warm: list[int] | None = None
-    """A prompt that runs to its end first, untimed, and fills the prefix cache."""
-    num_untimed_steps: int = 0
-    max_steps: int = 1 << 30
-    num_waiting: int = 0
-    num_arrivals: int = 0
-    num_aborts: int = 0
-    most_repetitions: int = 1 << 30
 
 
 @dataclass
@@ -61,83 +39,6 @@ def _fastest(runs: list[Run]) -> float:
     """Microseconds per request-step from the fastest time of each step."""
     seconds: float = sum(min(column) for column in zip(*(one.seconds for one in runs), strict=True))
     return 1e6 * seconds / runs[0].num_request_steps
-
-
-def workloads() -> Iterator[Workload]:
-    """The lines of the table."""
-    for block_size in (16, 128):
-        for num_decodes in (1, 8, 256, 1024):
-            yield _decodes(num_decodes, block_size)
-        yield _prompts(f"8192-token prompts in chunks of 2048, blocks of {block_size}", block_size)
-        yield _prompts(
-            f"8192-token prompts, all but 16 tokens cached, blocks of {block_size}",
-            block_size,
-            shared=8192 - 16,
-        )
-    yield replace(
-        _decodes(256, 16, seats=512), name="256 decodes, one arrival in every step", num_arrivals=1
-    )
-    yield replace(_long_prompt(), name="128k-token prompt, cold")
-    yield replace(
-        _long_prompt(), name="128k-token prompt, cached", warm=[*_long_prompt().prompts[0]]
-    )
-    for policy in ("fcfs", "priority"):
-        decodes = replace(_decodes(256, 16, policy=policy), num_waiting=100_000, most_repetitions=2)
-        yield replace(decodes, name=f"256 decodes, 100,000 waiting, {policy}")
-        for num_aborts in (1, 128):
-            name = f"{num_aborts} aborted of 256 decodes, 100,000 waiting, {policy}"
-            yield replace(decodes, name=name, num_aborts=num_aborts)
-
-
-def _long_prompt() -> Workload:
-    config = SchedulerConfig(
-        max_num_seqs=8,
-        max_num_batched_tokens=8192,
-        max_model_len=132_000,
-        block_size=16,
-        num_blocks=2 * 132_000 // 16,
-    )
-    prompt = [(j * 7) % 900 + 10 for j in range(128_000)]
-    return Workload("", config, [prompt], max_tokens=4)
-
-
-def _decodes(
-    num_decodes: int, block_size: int, seats: int | None = None, policy: str = "fcfs"
-) -> Workload:
-    config = SchedulerConfig(
-        max_num_seqs=seats or num_decodes,
-        max_num_batched_tokens=max(2048, num_decodes),
-        max_model_len=4096,
-        block_size=block_size,
-        num_blocks=(seats or num_decodes) * (4096 // block_size) + 2,
-        policy=policy,
-    )
-    prompts = [[(i * 131 + j) % 900 + 10 for j in range(128)] for i in range(num_decodes)]
-    return Workload(
-        f"{num_decodes} decodes, blocks of {block_size}",
-        config,
-        prompts,
-        max_tokens=3000,
-        # The prefills, and 20 decodes.
-        num_untimed_steps=num_decodes * 128 // 2048 + 21,
-        max_steps=400 if num_decodes < 100 else 100,
-    )
-
-
-def _prompts(name: str, block_size: int, shared: int = 0) -> Workload:
-    config = SchedulerConfig(
-        max_num_seqs=8,
-        max_num_batched_tokens=2048,
-        max_model_len=16384,
-        block_size=block_size,
-        num_blocks=8 * (16384 // block_size) + 8192 // block_size + 2,
-    )
-    stem = [(j * 7) % 900 + 10 for j in range(8192)]
-    prompts = [
-        stem[:shared] + [(i * 7919 + j * 13) % 50000 + 10 for j in range(8192 - shared)]
-        for i in range(24)
-    ]
-    return Workload(name, config, prompts, max_tokens=4, warm=stem if shared else None)
 
 
 def _token(position: int) -> int:
@@ -225,14 +126,14 @@ def drive(side: Ours | Real, workload: Workload) -> Run:
             side.add(given)
             if not workload.num_untimed_steps:
                 seconds.append(perf_counter() - begin)
+        prompts = list(side.scheduler.requests.values())
         for number in range(workload.num_waiting):
             side.add(_short(f"w{number}"))
         decisions: list[Decision] = []
         num_request_steps = 0
-        for number in range(workload.num_untimed_steps + workload.max_steps):
-            if not side.scheduler.requests:
-                break
-            is_timed = number >= workload.num_untimed_steps
+        num_untimed, last = workload.num_untimed_steps, len(seconds) + workload.max_steps
+        while side.scheduler.requests and len(seconds) < last:
+            is_timed = num_untimed == 0
             if is_timed and workload.num_aborts:
                 ids = [request.request_id for request in side.scheduler.running]
                 begin = perf_counter()
@@ -240,13 +141,15 @@ def drive(side: Ours | Real, workload: Workload) -> Run:
                 return Run([perf_counter() - begin], workload.num_aborts, decisions)
             begin = perf_counter()
             for arrival in range(workload.num_arrivals * is_timed):
-                side.add(_short(f"a{number}-{arrival}"))
+                side.add(_short(f"a{len(decisions)}-{arrival}"))
             arrival_seconds = perf_counter() - begin
             step_seconds, decision = _step(side)
             decisions.append(decision)
             if is_timed:
                 seconds.append(arrival_seconds + step_seconds)
                 num_request_steps += len(decision[0])
+            elif all(request.num_output_tokens for request in prompts):
+                num_untimed -= 1
     finally:
         gc.enable()
     return Run(seconds, num_request_steps, decisions)

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from segattn.benchmarks.scheduler.policies import (
-    POLICIES,
-    Arrival,
-    StepCosts,
-    percentile,
-    read_workload,
-    simulate,
-    synthetic,
-)
+from segattn.benchmarks.scheduler.arrivals import Arrival, read_workload, synthetic
+from segattn.benchmarks.scheduler.policies import POLICIES, StepCosts, percentile, simulate
 from segattn.cli import main
 from segattn.scheduler import NeuronPolicy, SchedulerConfig
 

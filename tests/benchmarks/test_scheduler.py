@@ -1,6 +1,7 @@
 """The scheduler benchmark: its arithmetic, and that it measures the steps it names."""
 
-from segattn.benchmarks.scheduler.command import Ours, Run, Workload, _fastest, drive, workloads
+from segattn.benchmarks.scheduler.command import Ours, Run, _fastest, drive
+from segattn.benchmarks.scheduler.workloads import Workload, workloads
 from segattn.scheduler import SchedulerConfig
 
 CONFIG = SchedulerConfig(4, 16, 64, 4, 65)
@@ -18,6 +19,15 @@ def test_steps_before_the_measurement_are_decided_but_not_timed() -> None:
     assert len(measured.decisions) == 3 + 4
     assert len(measured.seconds) == 4
     assert measured.num_request_steps == 2 * 4
+
+
+def test_all_prompts_are_computed_before_the_measurement() -> None:
+    # A Neuron kind computes one prompt in a step; four of them, and a decode turn behind them.
+    workload = Workload("decodes", CONFIG, [[number] * 4 for number in range(4)], 9, None, 2, 3)
+    measured = drive(Ours("neuron", CONFIG), workload)
+    kinds = ["prefill" if decision[1] else "decode" for decision in measured.decisions]
+    assert kinds == ["prefill"] * 4 + ["decode"] * 4
+    assert measured.num_request_steps == 3 * 4
 
 
 def test_a_warm_prompt_makes_the_others_hit() -> None:
