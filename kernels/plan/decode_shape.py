@@ -8,7 +8,8 @@ from ..sizes import MATMUL_COLUMNS, PARTITIONS
 from .work_tiles import most_tiles
 
 RUN_BYTES = 8192
-"""Most bytes of a run, which one descriptor moves: descriptors cost about 15 ns each."""
+"""Most bytes of a run, which one descriptor moves: descriptors cost about 15 ns each. Twice as many
+of pre-transposed keys."""
 
 EDGE_BYTES = 65536
 """Most bytes per partition of a batch's edge keys and values, and of the values' copies."""
@@ -112,7 +113,9 @@ def decode_shape(call: DecodeCall) -> DecodeShape:
     sequences = call.num_requests * call.num_kv_heads
     head_bytes = call.head_dim * call.itemsize
     tokens = call.block_size
-    while tokens * head_bytes > RUN_BYTES or tokens * rows > MATMUL_COLUMNS:
+    # Whole blocks of pre-transposed keys are long runs, pieces of them are not.
+    most_bytes = RUN_BYTES << call.k_pre_transposed
+    while tokens * head_bytes > most_bytes or tokens * rows > MATMUL_COLUMNS:
         tokens //= 2
     # A tile that few sequences can fill has short runs, on all partitions.
     while (

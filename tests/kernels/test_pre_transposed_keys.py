@@ -44,7 +44,7 @@ def test_reading_it_transposes_no_key_of_the_prior() -> None:
 
 
 def test_the_model_lets_it_cost_decode_time() -> None:
-    """Runs of 32 tokens of a block of 128 are pieces of 64 bytes, 128 descriptors each."""
+    """Runs of 64 tokens of a block of 128 are pieces of 128 bytes, 128 descriptors each."""
     rng = np.random.default_rng(0)
     paged = paged_tokens(rng, [8192], 1, 128, 128, BF16)
     columns = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
@@ -57,7 +57,7 @@ def test_the_model_lets_it_cost_decode_time() -> None:
                 k_pre_transposed=k_pre_transposed,
             )  # fmt: skip
         us.append(evaluate(trace.launches[0], BASE).modelled_us)
-    assert 12 * us[0] <= us[1] <= 12.5 * us[0]
+    assert 9.5 * us[0] <= us[1] <= 9.6 * us[0]
 
 
 @pytest.mark.parametrize(("block_size", "most"), [(128, 0.74), (16, 1.83)])
