@@ -195,8 +195,8 @@ def test_the_command_names_programs_that_are_too_large(
     assert capsys.readouterr().out.count("over: write_kv_cache T") == 3
 
 
-@pytest.mark.parametrize("softmax", ["bounded", "exact"])
-def test_a_chunk_of_2048_rows_of_8_heads_is_no_long_program(softmax: str) -> None:
+@pytest.mark.parametrize(("softmax", "most"), [("bounded", 33_000), ("exact", 67_000)])
+def test_the_program_of_a_chunk_of_2048_rows_of_8_heads(softmax: str, most: int) -> None:
     """What a core serves of a model of 64 query heads on 8 KV heads, over 32768 cached tokens."""
     rows, cache = np.zeros((1, 2048, 128), BF16), np.zeros((1, 1, 32, 128), BF16)
     found = outline_call(
@@ -204,7 +204,7 @@ def test_a_chunk_of_2048_rows_of_8_heads_is_no_long_program(softmax: str) -> Non
         q=np.repeat(rows, 8, 0), k=rows, v=rows, k_cache=cache, v_cache=cache,
         block_table=np.full(1024, -1, np.int32), prior_tokens=0, num_tokens=0, softmax=softmax,
     )  # fmt: skip
-    assert found.num_instructions <= command.LONG_PROGRAM == 60_000
+    assert 0.95 * most <= found.num_instructions <= most
 
 
 def test_long_programs_are_counted() -> None:
