@@ -68,6 +68,28 @@ def test_neither_batch_nor_place_nor_table_nor_cores_change_a_bit(
         np.testing.assert_array_equal(found_lse, lse[which])
 
 
+def test_a_single_query_column_has_the_bits_of_many() -> None:
+    """One query of one head: PE's moving operand has one column alone, four in a batch of four."""
+    rng = np.random.default_rng(0)
+    k_cache, v_cache = (rng.standard_normal((2, 80, 1, 16, 64)) * 2).astype(np.float32)
+    q = rng.standard_normal((4, 1, 1, 64)).astype(np.float32)
+    tables = rng.permutation(80).reshape(4, 20).astype(np.int32)
+    lengths = np.array([16, 31, 41, 67], np.int32)
+    for k_pre_transposed in (False, True):
+        keys = np.ascontiguousarray(k_cache.swapaxes(2, 3)) if k_pre_transposed else k_cache
+
+        def attend(which: Any, keys: Any = keys, turned: bool = k_pre_transposed) -> Any:
+            return kernels.paged_decode(
+                q[which], keys, v_cache, tables[which], lengths[which],
+                k_pre_transposed=turned, deterministic="batch",
+            )  # fmt: skip
+
+        together = attend(np.arange(4))
+        for request in range(4):
+            alone = attend(np.array([request]))
+            np.testing.assert_array_equal(alone[0], together[request])
+
+
 def test_without_it_the_batch_does_change_bits() -> None:
     rng = np.random.default_rng(0)
     k_cache, v_cache = rng.standard_normal((2, 64, 1, 16, 64)).astype(np.float32)

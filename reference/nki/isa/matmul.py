@@ -136,12 +136,12 @@ def _accumulate(
             if trips is not None:
                 trips.inferred(summed if isinstance(summed, bool) else None)
             check_inferred_group(me, storage, view, summed)
-    two_d = out.ndim == 2
+    two_d = out.ndim == 2 and right.shape[1] > 1
     shape = view.layout.shape
     if summed is False and two_d:
         np.matmul(left, right, out=out)
     else:
-        product = np.matmul(left, right).reshape(shape)
+        product = _product(left, right).reshape(shape)
         if summed is True:
             np.add(out, product, out=out)
         elif summed is False:
@@ -175,3 +175,13 @@ def _check_identity(me: str, moving: Array) -> None:
 @cache
 def _identity(n: int) -> Array:
     return np.eye(n, dtype=np.float32)
+
+
+def _product(left: Array, right: Array) -> Array:
+    """The product; a single column is taken with a second one.
+
+    BLAS adds it up in another order alone, and its bits must not depend on those beside it.
+    """
+    one = right.shape[1] == 1
+    product: Array = np.matmul(left, np.repeat(right, 2, axis=1) if one else right)
+    return product[:, :1] if one else product
