@@ -25,8 +25,33 @@ FINISH_REASONS = {
 }
 
 
+UNKNOWN_OPTIONS = {
+    "long_prefill_token_threshold_adaptive": False,
+    "max_num_active_seqs": None,
+    "prefill_schedule_interval": 1,
+    "num_speculative_tokens_per_batch_size": (),
+    "max_num_new_slots_for_drafting": 0,
+    "can_skip_drafts": False,
+    "requires_kv_delivery": False,
+    "repair_vllm_faults": False,
+}
+"""Options of SchedulerConfig whose rules the model does not have, and the value that is off."""
+
+
+def check_options(config: Mapping[str, Any]) -> None:
+    """ValueError for an option that the model does not have."""
+    for name, off in UNKNOWN_OPTIONS.items():
+        value = config.get(name, off)
+        if value != off and not (off == () and not value):
+            raise ValueError(f"{name}={value!r}: the model has no rules for it, only {off!r}")
+
+
 def rules_of_trace(kind: str, config: Mapping[str, Any], neuron: NeuronRules | None) -> Rules:
-    """Rules of a trace's `kind` (base, async, neuron, neuron_async) and `config`."""
+    """Rules of a trace's `kind` (base, async, neuron, neuron_async) and `config`.
+
+    ValueError for an option that the model does not have.
+    """
+    check_options(config)
     known = {item.name for item in fields(Rules)}
     numbers = {name: value for name, value in config.items() if name in known}
     buckets = numbers.pop("num_batched_tokens_buckets", None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ...reference.scheduler_trace import check_options
 from .. import SchedulerConfig
 from .audit import Judge
 from .coverage import Coverage, features_of
@@ -46,6 +47,8 @@ class Campaign:
     """Of the latest configuration that SchedulerConfig refused."""
 
     def __post_init__(self) -> None:
+        if self.rules == "model":
+            check_options(self.config)
         is_literal = self.policy.get("design", "own") != "own"
         self.coverage = Coverage(
             features_of(self.subject, is_literal=is_literal, with_model=self.rules == "model")

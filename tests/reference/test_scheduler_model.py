@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 
 from segattn.reference.scheduler import NewRequest, Pause, Rules, SchedulingModel, Status
 from segattn.reference.scheduler_state import NeuronRules
-from segattn.reference.scheduler_trace import ModelTrace, replay_model, rules_of_trace
+from segattn.reference.scheduler_trace import (
+    UNKNOWN_OPTIONS,
+    ModelTrace,
+    replay_model,
+    rules_of_trace,
+)
+from segattn.scheduler import SchedulerConfig
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 COUNTS = {
@@ -42,6 +49,33 @@ def test_the_model_reproduces_every_recorded_trace(name: str) -> None:
         events = replay_model(trace, NeuronRules.documented())
         for index, (ours, recorded) in enumerate(zip(events, trace["events"], strict=True)):
             assert recorded_part(ours, recorded) == recorded, f"{trace['id']} event {index}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("long_prefill_token_threshold_adaptive", True),
+        ("max_num_active_seqs", 2),
+        ("prefill_schedule_interval", 3),
+        ("num_speculative_tokens_per_batch_size", [[1, 4, 2]]),
+        ("max_num_new_slots_for_drafting", 1),
+        ("can_skip_drafts", True),
+        ("requires_kv_delivery", True),
+        ("repair_vllm_faults", True),
+    ],
+)
+def test_an_option_that_the_model_does_not_have_is_refused(name: str, value: object) -> None:
+    off = asdict(SchedulerConfig(4, 16, 64, 4, 65))
+    rules_of_trace("base", off, None)
+    with pytest.raises(ValueError, match=f"{name}=.*the model has no rules for it"):
+        rules_of_trace("base", off | {name: value}, None)
+
+
+def test_every_option_is_known_to_the_model_or_refused() -> None:
+    known = {item.name for item in fields(Rules)} | UNKNOWN_OPTIONS.keys()
+    # Sizes of decode graphs decide nothing; the others follow from those that are given.
+    undecided = {"num_seqs_buckets", "prefill_buckets", "decode_buckets"}
+    assert {item.name for item in fields(SchedulerConfig)} - known == undecided
 
 
 def recorded_part(ours: list[Any], recorded: list[Any]) -> list[Any]:

@@ -59,6 +59,17 @@ def test_the_policies_of_model_and_scheduler_have_the_same_fields() -> None:
     assert asdict(NeuronRules.documented()) == asdict(NeuronPolicy.documented())
 
 
+def test_options_that_the_model_does_not_have_need_the_other_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tmp_path / "config.json"
+    given.write_text('{"config": {"max_num_seqs": 3, "max_num_active_seqs": 2}}')
+    command = ["fuzz", "--minutes", "0", "--config", str(given), "--out", str(tmp_path / "out.gz")]
+    assert main(command) == 2
+    assert "max_num_active_seqs=2: the model has no rules for it" in capsys.readouterr().err
+    assert main([*command, "--rules", "invariants"]) == 0
+
+
 def test_the_command_passes_a_round_of_the_right_scheduler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
