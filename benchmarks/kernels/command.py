@@ -68,10 +68,6 @@ def _chosen(arguments: Namespace) -> list[Target]:
     return own_targets(arguments) or _selected(arguments.only)
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
 def targets_table(rows: Sequence[tuple[Target, Modelled]], wide: bool = False) -> str:
     """Modelled times of the bands, the share of the base beside its target, and the needs."""
     heads = columns("S/prior, heads x head_dim", *(f">{column}" for column in COLUMNS))
@@ -84,7 +80,7 @@ def targets_table(rows: Sequence[tuple[Target, Modelled]], wide: bool = False) -
             (
                 modelled.label,
                 *(f"{modelled.us[column]:.1f}" for column in COLUMNS),
-                _percent(target.reached(modelled)),
+                f"{target.reached(modelled):.1%}",
                 target.text,
                 "" if target.holds(modelled) else "MISS",
                 modelled.bound_by,
@@ -180,7 +176,7 @@ def run_modelled(arguments: Namespace) -> int:
         aim = f" (target {target.text})" if target.text else ""
         print(
             f"{modelled.label}: modelled {modelled.us['base']:.1f} us, "
-            f"{_percent(target.reached(modelled))}{aim}; {LAUNCH}; "
+            f"{f'{target.reached(modelled):.1%}'}{aim}; {LAUNCH}; "
             f"interpreted in {interpreted:.1f} s",
             file=text,
         )
@@ -247,15 +243,7 @@ def results_file(rows: Sequence[tuple[Target, Modelled]]) -> dict[str, Any]:
         "kind": "modelled",
         "segattn": __version__,
         "python": platform.python_version(),
-        "rows": [
-            {
-                **modelled.as_json(),
-                "target": target.at_least,
-                "metric": target.metric,
-                "most_field_us": target.most_field_us,
-            }
-            for target, modelled in rows
-        ],
+        "rows": [{**modelled.as_json(), **target.as_json()} for target, modelled in rows],
     }
 
 

@@ -5,6 +5,7 @@ says otherwise.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from segattn.benchmarks.kernels.modelled import Modelled
 from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, Prefill, Workload
@@ -29,6 +30,12 @@ class Target:
         """Whether the target is met."""
         fast = self.most_field_us is None or modelled.us["field"] <= self.most_field_us
         return fast and self.reached(modelled) >= self.at_least
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for a results file."""
+        return {
+            "target": self.at_least, "metric": self.metric, "most_field_us": self.most_field_us,
+        }  # fmt: skip
 
     @property
     def text(self) -> str:
