@@ -210,7 +210,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Scheduler kinds, repetitions."""
     kinds = ("base", "async", "neuron", "neuron_async")
     parser.add_argument("--kind", nargs="+", default=["base"], choices=kinds, help="(base)")
-    parser.add_argument("--repetitions", type=int, default=9, help="the fastest counts (9)")
+    parser.add_argument("--repetitions", type=int, default=5, help="the fastest counts (5)")
 
 
 def run(options: Namespace) -> int:
