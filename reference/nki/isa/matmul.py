@@ -183,5 +183,5 @@ def _product(left: Array, right: Array) -> Array:
     BLAS adds it up in another order alone, and its bits must not depend on those beside it.
     """
     one = right.shape[1] == 1
-    product: Array = np.matmul(left, np.repeat(right, 2, axis=1) if one else right)
+    product: Array = np.matmul(left, right[:, [0, 0]] if one else right)
     return product[:, :1] if one else product
