@@ -11,7 +11,7 @@ class Workload:
     """Requests given at the start, after `warm` if any; at most `max_steps` timed steps.
 
     `num_waiting` short requests more are added untimed, `num_arrivals` are timed before each step.
-    With `num_aborts` nothing is timed but the call that ends so many, after the untimed steps.
+    With `num_aborts` nothing is timed but the calls that end so many, one before each step.
     """
 
     name: str
@@ -52,7 +52,8 @@ def workloads() -> Iterator[Workload]:
         yield replace(decodes, name=f"256 decodes, 100,000 waiting, {policy}")
         for num_aborts in (1, 128):
             name = f"{num_aborts} aborted of 256 decodes, 100,000 waiting, {policy}"
-            yield replace(decodes, name=name, num_aborts=num_aborts)
+            # After so many calls 128 requests are gone in either case.
+            yield replace(decodes, name=name, num_aborts=num_aborts, max_steps=128 // num_aborts)
 
 
 def _long_prompt() -> Workload:

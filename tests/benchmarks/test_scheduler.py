@@ -48,13 +48,15 @@ def test_arrivals_come_in_every_step_and_are_timed() -> None:
 
 
 def test_nothing_but_the_aborts_is_timed() -> None:
-    workload = Workload("aborts", CONFIG, [[1] * 4] * 3, 9, None, 2, num_waiting=20, num_aborts=2)
+    workload = Workload(
+        "aborts", CONFIG, [[1] * 4] * 3, 9, None, 2, max_steps=2, num_waiting=20, num_aborts=1
+    )
     side = Ours("base", CONFIG)
     measured = drive(side, workload)
-    assert (len(measured.seconds), measured.num_request_steps) == (1, 2)
-    # Four run, of 23; the first two are gone.
-    assert len(side.scheduler.requests) == 3 + 20 - 2
-    assert side.scheduler.requests.keys().isdisjoint({"r0", "r1"})
+    assert (len(measured.seconds), measured.num_request_steps) == (2, 2)
+    # The first one that runs is gone before each step.
+    assert [name for name in side.scheduler.requests if name[0] == "r"] == ["r2"]
+    assert len(measured.decisions) == 2 + 1
 
 
 def test_all_lines_of_the_target_are_measured() -> None:
