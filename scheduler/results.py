@@ -155,13 +155,36 @@ def receive(
             )
         if ended:
             running = running.copy()
-            scheduler.forget(ended)
+            forget(scheduler, ended)
         scheduler.steps_in_flight.pop(0)
     except BaseException:
         _restore(scheduler, before)
         scheduler.running = running
         raise
     return outputs
+
+
+def forget(scheduler: "Scheduler", ended: list[Request]) -> list[str]:
+    """Free the blocks of requests that are over and take them out of their queues; their ids.
+
+    No function is called for each of them: many may end at once.
+    """
+    ids = [request.request_id for request in ended]
+    waiting = [request for request in ended if not request.block_ids]
+    if waiting:
+        scheduler.waiting.remove_requests(waiting)
+        scheduler.deferred.difference_update(ids)
+    if len(waiting) < len(ended):
+        if len(ended) == 1:
+            scheduler.running.remove(ended[0])
+        else:
+            gone = set(ended)
+            scheduler.running = [request for request in scheduler.running if request not in gone]
+        scheduler.kv_cache_manager.free(ended)
+    scheduler.finished_req_ids.update(ids)
+    for request_id in ids:
+        del scheduler.requests[request_id]
+    return ids
 
 
 def _restore(

@@ -17,7 +17,7 @@ from .policy import num_blocks_needed
 from .recovery import settle, take_back
 from .request import Request, RequestStatus
 from .request_queue import RequestQueue, create_request_queue
-from .results import check_results, drafts_by_request, place_drafts, receive
+from .results import check_results, drafts_by_request, forget, place_drafts, receive
 from .step import Step
 from .stepping import decide, note
 from .validation import check_kind, check_request
@@ -113,32 +113,10 @@ class Scheduler:
         try:
             for request in requests:
                 request.status = finished_status
-            return self.forget(requests)
+            return forget(self, requests)
         except BaseException:
             settle(self)
             raise
-
-    def forget(self, ended: list[Request]) -> list[str]:
-        """Free the blocks of requests that are over and take them out of their queues; their ids.
-
-        No function is called for each of them: many may end at once.
-        """
-        ids = [request.request_id for request in ended]
-        waiting = [request for request in ended if not request.block_ids]
-        if waiting:
-            self.waiting.remove_requests(waiting)
-            self.deferred.difference_update(ids)
-        if len(waiting) < len(ended):
-            if len(ended) == 1:
-                self.running.remove(ended[0])
-            else:
-                gone = set(ended)
-                self.running = [request for request in self.running if request not in gone]
-            self.kv_cache_manager.free(ended)
-        self.finished_req_ids.update(ids)
-        for request_id in ids:
-            del self.requests[request_id]
-        return ids
 
     def preempt(self, request: Request, *, drop_stale_output: bool) -> None:
         """Take a request's blocks and queue it again; the caller took it out of `running`."""

@@ -1,8 +1,13 @@
 """One scheduling step while it is being decided, and the output made of it."""
 
+from typing import TYPE_CHECKING
+
 from .admission import Admission
 from .output import CachedRequestData, NewRequestData, SchedulerOutput, StepKind
 from .request import Request
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
 
 
 class Step:
@@ -173,3 +178,25 @@ class Step:
                     )
                 )
         return new, self.running + resumed
+
+
+def advance(scheduler: "Scheduler", step: Step, num_drafts_next: int) -> None:
+    """Count the scheduled tokens as computed."""
+    is_async, drafts = scheduler.is_async, step.spec_token_ids
+    for request, num_new in zip(step.requests, step.num_scheduled_tokens.values(), strict=True):
+        request.num_computed_tokens = num_computed = request.num_computed_tokens + num_new
+        request.num_in_flight_tokens += num_new
+        num_placeholders = request.num_output_placeholders
+        if num_computed < request.num_tokens + num_placeholders:
+            request.is_prefill_chunk = True
+            step.unsampled.add(request.request_id)
+            continue
+        request.is_prefill_chunk = False
+        if is_async:
+            num_drafts = len(drafts[request.request_id]) if request.request_id in drafts else 0
+            request.num_output_placeholders = num_placeholders + 1 + num_drafts
+            # The next drafts are not known either; the runner fills them in.
+            if num_drafts_next:
+                request.spec_token_ids = scheduler.drafts_after(request, num_drafts_next)
+    if scheduler.config.prefill_schedule_interval > 1 and step.has_prefill:
+        scheduler.last_prefill_step = scheduler.num_executed_steps + 1

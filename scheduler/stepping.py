@@ -7,7 +7,7 @@ from .config import PauseState
 from .output import SchedulerOutput
 from .request import Request, RequestStatus
 from .request_queue import RequestQueue
-from .step import Step
+from .step import Step, advance
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
@@ -281,25 +281,3 @@ def _num_padding_drafts(scheduler: "Scheduler", step: Step, num_new: int, num_co
     ):
         return 0
     return num_drafts
-
-
-def advance(scheduler: "Scheduler", step: Step, num_drafts_next: int) -> None:
-    """Count the scheduled tokens as computed."""
-    is_async, drafts = scheduler.is_async, step.spec_token_ids
-    for request, num_new in zip(step.requests, step.num_scheduled_tokens.values(), strict=True):
-        request.num_computed_tokens = num_computed = request.num_computed_tokens + num_new
-        request.num_in_flight_tokens += num_new
-        num_placeholders = request.num_output_placeholders
-        if num_computed < request.num_tokens + num_placeholders:
-            request.is_prefill_chunk = True
-            step.unsampled.add(request.request_id)
-            continue
-        request.is_prefill_chunk = False
-        if is_async:
-            num_drafts = len(drafts[request.request_id]) if request.request_id in drafts else 0
-            request.num_output_placeholders = num_placeholders + 1 + num_drafts
-            # The next drafts are not known either; the runner fills them in.
-            if num_drafts_next:
-                request.spec_token_ids = scheduler.drafts_after(request, num_drafts_next)
-    if scheduler.config.prefill_schedule_interval > 1 and step.has_prefill:
-        scheduler.last_prefill_step = scheduler.num_executed_steps + 1

@@ -8,7 +8,6 @@ import pytest
 from segattn.scheduler import (
     Admission,
     NeuronPolicy,
-    NeuronScheduler,
     SchedulerConfig,
     neuron_scheduler,
     phases,
@@ -188,6 +187,6 @@ def test_a_fault_in_the_scheduler_breaks_the_rule(
 def test_an_aborted_request_that_stays_in_a_queue_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(NeuronScheduler, "forget", nothing)
+    monkeypatch.setattr("segattn.scheduler.scheduler.forget", nothing)
     with pytest.raises((AssertionError, RuntimeError, KeyError)):
         assert explore(small_world()).violation is None
