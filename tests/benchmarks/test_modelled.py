@@ -95,7 +95,7 @@ def test_the_exact_softmax_is_compared_with_the_bounded_one(
     ratios = [float(each.split()[0]) for each in printed]
     assert len(ratios) == 3
     # 512/4096, 1024/1500, and a window whose keys before the chunk are gathered one by one.
-    for ratio, most in zip(ratios, (1.65, 1.66, 1.76), strict=True):
+    for ratio, most in zip(ratios, (1.77, 1.63, 1.76), strict=True):
         assert most - 0.05 <= ratio <= most
 
 

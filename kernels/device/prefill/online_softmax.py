@@ -1,8 +1,8 @@
 """Online softmax of q_groups with an exact row_max.
 
-Queries lie on partitions. An iteration takes one q_tile through up to 16 kv_tiles, 4 of them in a
-PSUM bank, or two q_tiles that see fewer. Its weights are transposed two iterations later, and
-multiplied with the values three iterations later, all in the time of one iteration:
+Queries lie on partitions. An iteration takes a q_tile through up to 16 kv_tiles, 4 of them in a
+PSUM bank. Its weights are transposed two iterations later, and multiplied with the values three
+iterations later, all in the time of one iteration:
 
     PE   | Q K n | transpose 2 banks of n - 2 | Q K n | P V n - 3 | transpose the others of n - 2 |
     DVE  | row_max of each bank of n         | new shift of n | weights | acc += P V n - 3 |
@@ -19,9 +19,9 @@ An iteration takes its PSUM tiles in the same order as the one before, eight of 
 beyond its end: so each finds the bank of its forerunner, whose reader is done by then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ...backend import nisa, nl
 from ...sizes import FLOOR, MASKED, PARTITIONS
@@ -33,9 +33,6 @@ from .softmax_base import Softmax
 
 ITERATION_PIECES = 4
 """Most pieces of an iteration: PSUM banks of scores; the others hold transposes and sums."""
-
-ITERATION_PARTS = 2
-"""Most q_tiles of an iteration, each with a PSUM bank of sums."""
 
 BANK_PIECES = (2, 1, 1)
 """Pieces whose weights are transposed together: 8 kv_tiles of 16-bit columns fill a bank."""
@@ -51,7 +48,7 @@ BACKGROUND_NS = 400.0
 
 
 @dataclass
-class _Part:
+class _Iteration:
     """One q_tile against consecutive kv_tiles."""
 
     queries: QueryTiles
@@ -62,6 +59,9 @@ class _Part:
     """Of the q_tile: there is no accumulator yet."""
     is_last: bool
     """Of the q_tile in this pass."""
+    weights: list[nl.NkiTensor]
+    """[128, keys of a bank]."""
+    transposed: list[nl.NkiTensor]
     correction: nl.NkiTensor
     """[128, 1] fp32, of the accumulator."""
 
@@ -72,30 +72,21 @@ class _Part:
         cuts = [begin, *range((begin // PIECE_TILES + 1) * PIECE_TILES, end, PIECE_TILES), end]
         return [range(a, b) for a, b in pairwise(cuts)]
 
-
-@dataclass
-class _Iteration:
-    """What goes through the stages together."""
-
-    parts: list[_Part]
-    weights: list[nl.NkiTensor]
-    transposed: list[nl.NkiTensor]
+    @property
+    def banks(self) -> list[list[range]]:
+        """The pieces whose weights share a bank of transposes."""
+        pieces = self.pieces
+        cuts = [0, *accumulate(BANK_PIECES)]
+        return [pieces[a:b] for a, b in pairwise(cuts) if a < len(pieces)]
 
     @property
-    def banks(self) -> list[int]:
-        """kv_tiles of each bank of transposed weights."""
-        sizes = [len(piece) for part in self.parts for piece in part.pieces]
-        banks = []
-        for count in BANK_PIECES:
-            banks.append(sum(sizes[:count]))
-            sizes = sizes[count:]
-        return [size for size in banks if size]
-
-    def columns(self, tensors: list[nl.NkiTensor]) -> Iterator[nl.NkiTensor]:
-        """Where each kv_tile lies in `weights` or in `transposed`."""
-        for tensor, size in zip(tensors, self.banks, strict=False):
-            for j in range(size):
-                yield tensor[:, j * PARTITIONS : (j + 1) * PARTITIONS]
+    def columns(self) -> list[nl.NkiTensor]:
+        """Transposed weights of each kv_tile."""
+        return [
+            tensor[:, j * PARTITIONS : (j + 1) * PARTITIONS]
+            for tensor, pieces in zip(self.transposed, self.banks, strict=False)
+            for j in range(sum(map(len, pieces)))
+        ]
 
 
 class OnlineSoftmax(Softmax):
@@ -146,84 +137,71 @@ class OnlineSoftmax(Softmax):
         self, queries: QueryTiles, blocks: Sequence[int], kv: KvTiles, add: bool
     ) -> None:
         """q_blocks over the kv_tiles that they see; `add`: they have accumulators."""
-        parts: list[_Part] = []
         for block in blocks:
             first = block * Q_BLOCK_TILES
             for t in range(first, first + queries.group.tiles_of(block)):
                 seen = range(kv.count)
                 if kv.first_tile is not None:
                     seen = queries.seen(t, kv.first_tile, kv.count)
-                for part in _parts(queries, t, kv, seen, add):
-                    num_pieces = sum(len(other.pieces) for other in [*parts, part])
-                    if num_pieces > ITERATION_PIECES or len(parts) == ITERATION_PARTS:
-                        self._issue(parts)
-                        parts = []
-                    parts.append(part)
-        if parts:
-            self._issue(parts)
+                parts = _parts(seen)
+                for i, tiles in enumerate(parts):
+                    iteration = _Iteration(
+                        queries, t, kv, tiles, i == 0 and not add, tiles is parts[-1],
+                        self._weights[self._issued % (PENDING + 1)],
+                        self._transposed[self._issued % 2], sbuf((PARTITIONS, 1)),
+                    )  # fmt: skip
+                    self._issued += 1
+                    kv.ready(tiles.stop - 1)
+                    self._advance(iteration)
+                    self._pending.append(iteration)
+                    for _ in range(2 if queries.group.num_tiles < SHORT_TILES else 1):
+                        self._lead_ns -= self.background.issue() * BACKGROUND_NS
 
-    def _issue(self, parts: list[_Part]) -> None:
-        """Scores and weights of an iteration, and the later stages of those before it."""
-        iteration = _Iteration(
-            parts, self._weights[self._issued % (PENDING + 1)], self._transposed[self._issued % 2]
-        )
-        self._issued += 1
-        parts[0].kv.ready(max(part.tiles.stop for part in parts) - 1)
-        self._advance(iteration)
-        self._pending.append(iteration)
-        for _ in range(2 if parts[0].queries.group.num_tiles < SHORT_TILES else 1):
-            self._lead_ns -= self.background.issue() * BACKGROUND_NS
-
-    def _advance(self, iteration: _Iteration | None) -> None:
-        """Every stage once, the first one for `iteration`; None: nothing new comes."""
+    def _advance(self, new: _Iteration | None) -> None:
+        """The first stage of `new`, the others of those before it; None: nothing new comes."""
         transposing = None
-        if iteration is None or len(self._pending) == PENDING:
-            transposing = self._pending.pop(0) if self._pending else None
-        early = transposing
+        if self._pending and (new is None or len(self._pending) == PENDING):
+            transposing = self._pending.pop(0)
         summing, self._transposing = self._transposing, transposing
-        exps: list[tuple[_Part, nl.NkiTensor, nl.NkiTensor]] = []
-        biases = []
-        parts = [] if iteration is None else iteration.parts
-        last = min(1, sum(len(part.pieces) for part in parts) - 1)
-        for part in parts:
-            scores = []
-            row_max = sbuf((PARTITIONS, len(part.pieces)))
-            for i, piece in enumerate(part.pieces):
-                scores.append(self._scores(part, piece, row_max[:, i : i + 1]))
-                if early is not None and len(exps) + i == last:
-                    self._transpose(early, 0)
-                    early = None
-            # exp waits for the shift: DVE makes it before it brings back transposed weights.
-            biases.append((part, self._move_shift(part, row_max)))
-            exps += [(*biases[-1], own) for own in scores]
-        if early is not None:
-            self._transpose(early, 0)
+        if new is None:
+            if transposing is not None:
+                self._transpose(transposing, 0)
+            self._finish(transposing, summing)
+            return
+        pieces = new.pieces
+        row_max = sbuf((PARTITIONS, len(pieces)))
+        scores = []
+        for i, piece in enumerate(pieces):
+            scores.append(self._scores(new, piece, row_max[:, i : i + 1]))
+            if transposing is not None and i == min(1, len(pieces) - 1):
+                self._transpose(transposing, 0)
+        # exp waits for the shift: DVE makes it before it brings back transposed weights.
+        bias = self._move_shift(new, row_max)
+        self._finish(transposing, summing)
+        self._weigh(new, scores, bias)
+
+    def _finish(self, transposing: _Iteration | None, summing: _Iteration | None) -> None:
+        """The rest of the second stage, and the third."""
         if transposing is not None:
             for i in range(1, len(transposing.banks)):
                 self._transpose(transposing, i)
         if summing is not None:
-            totals = self._multiply(summing)
-            for part, total in zip(summing.parts, totals, strict=True):
-                self._add_total(part, total)
-        if iteration is not None:
-            self._weigh(iteration, exps)
-        for part, bias in biases:
-            self._correct(part, bias)
+            self._add_values(summing)
 
-    def _scores(self, part: _Part, piece: range, row_max: nl.NkiTensor) -> nl.NkiTensor:
+    def _scores(self, new: _Iteration, piece: range, row_max: nl.NkiTensor) -> nl.NkiTensor:
         """Scores of a piece in PSUM, and their maximum."""
-        kv, queries = part.kv, part.queries
+        kv, queries = new.kv, new.queries
         scores = psum_bank()[:, 0 : len(piece) * PARTITIONS]
         first, end = piece.start, piece.stop
         products = [
-            (queries.query(part.t, features), kv.keys(first, end, features), scores)
+            (queries.query(new.t, features), kv.keys(first, end, features), scores)
             for features in range(len(queries.columns[0]))
         ]
         mask = kv.mask(first, end)
         if mask is not None:
             products.append((self._ones, mask, scores))
         if kv.first_tile is not None:
-            row_tile = queries.group.row_tile(part.t)
+            row_tile = queries.group.row_tile(new.t)
             for j, tile in enumerate(piece):
                 unseen = self._unseen.get(row_tile - kv.first_tile - tile)
                 if unseen is not None:
@@ -235,16 +213,16 @@ class OnlineSoftmax(Softmax):
         nisa.tensor_reduce(dst=row_max, op=nl.maximum, data=scores, axis=1, keepdims=True)
         return scores
 
-    def _move_shift(self, part: _Part, row_max: nl.NkiTensor) -> nl.NkiTensor:
-        """Minus the running maximum, moved by a part."""
+    def _move_shift(self, new: _Iteration, row_max: nl.NkiTensor) -> nl.NkiTensor:
+        """Minus the running maximum, moved by an iteration."""
         self._lead_ns -= 2 * vector_ns(1)
         both = row_max
         if row_max.shape[1] > 1:
             both = sbuf((PARTITIONS, 1))
             nisa.tensor_reduce(dst=both, op=nl.maximum, data=row_max, axis=1, keepdims=True)
-        shift = part.queries.neg_max[part.t]
-        scale = part.kv.scale.negative
-        if part.is_first:
+        shift = new.queries.neg_max[new.t]
+        scale = new.kv.scale.negative
+        if new.is_first:
             nisa.tensor_scalar(
                 dst=shift, data=both, op0=nl.maximum, operand0=FLOOR, op1=nl.multiply,
                 operand1=scale,
@@ -256,31 +234,25 @@ class OnlineSoftmax(Softmax):
         )
         return moved
 
-    def _weigh(
-        self, iteration: _Iteration, exps: list[tuple[_Part, nl.NkiTensor, nl.NkiTensor]]
-    ) -> None:
-        """Weights of an iteration: exp of the scores and of minus the shifts."""
-        sizes = [own.shape[1] for *_, own in exps]
-        ends = iter(
-            (bank, sum(sizes[first : i + 1]))
-            for bank, (first, count) in enumerate(zip((0, 2, 3), BANK_PIECES, strict=True))
-            for i in range(first, min(first + count, len(sizes)))
-        )
-        for part, bias, own in exps:
-            bank, end = next(ends)
-            self._lead_ns += scalar_ns(own.shape[1])
-            nisa.activation(
-                dst=iteration.weights[bank][:, end - own.shape[1] : end], op=nl.exp, data=own,
-                bias=bias, scale=part.kv.scale.positive,
-            )  # fmt: skip
+    def _weigh(self, new: _Iteration, scores: list[nl.NkiTensor], bias: nl.NkiTensor) -> None:
+        """Weights: exp of the scores; the correction of the accumulator.
 
-    def _correct(self, part: _Part, moved: nl.NkiTensor) -> None:
-        """The correction of the accumulator; GpSimd, which has time, keeps the new shift."""
-        if not part.is_first:
-            shift = part.queries.neg_max[part.t]
+        GpSimd, which has time, keeps the new shift.
+        """
+        ends = [end for pieces in new.banks for end in accumulate(map(len, pieces))]
+        banks = [bank for bank, pieces in enumerate(new.banks) for _ in pieces]
+        for own, bank, end in zip(scores, banks, ends, strict=True):
+            columns = own.shape[1]
+            self._lead_ns += scalar_ns(columns)
+            nisa.activation(
+                dst=new.weights[bank][:, end * PARTITIONS - columns : end * PARTITIONS], op=nl.exp,
+                data=own, bias=bias, scale=new.kv.scale.positive,
+            )  # fmt: skip
+        if not new.is_first:
+            shift = new.queries.neg_max[new.t]
             self._lead_ns += scalar_ns(1)
-            nisa.activation(dst=part.correction, op=nl.exp, data=shift, bias=moved, scale=-1.0)
-            nisa.tensor_copy(dst=shift, src=moved, engine=nisa.engine.gpsimd)
+            nisa.activation(dst=new.correction, op=nl.exp, data=shift, bias=bias, scale=-1.0)
+            nisa.tensor_copy(dst=shift, src=bias, engine=nisa.engine.gpsimd)
 
     def _transpose(self, iteration: _Iteration, i: int) -> None:
         """Transpose a bank of an iteration's weights.
@@ -289,7 +261,7 @@ class OnlineSoftmax(Softmax):
         a short iteration's only one it is who is less busy.
         """
         banks = iteration.banks
-        columns = banks[i] * PARTITIONS
+        columns = sum(map(len, banks[i])) * PARTITIONS
         engine = nisa.engine.scalar
         if i == len(banks) - 1 and (i > 0 or self._lead_ns > 0):
             engine = nisa.engine.vector
@@ -303,32 +275,22 @@ class OnlineSoftmax(Softmax):
             engine,
         )
 
-    def _multiply(self, iteration: _Iteration) -> list[nl.NkiTensor]:
-        """P V of each part, [128, d + 1] fp32 in PSUM; corrects the accumulators."""
-        totals = []
-        columns = iteration.columns(iteration.transposed)
-        for part in iteration.parts:
-            total = psum_bank()[:, 0 : part.queries.d + 1]
-            totals.append(total)
-            if not part.is_first:
-                acc = part.queries.accumulator(part.t)
-                nisa.tensor_tensor(
-                    dst=acc, data1=acc,
-                    data2=part.correction.ap([[1, PARTITIONS], [0, acc.shape[1]]]),
-                    op=nl.multiply, engine=nisa.engine.gpsimd,
-                )  # fmt: skip
-            for tile in part.tiles:
-                nisa.nc_matmul(
-                    dst=total, stationary=next(columns), moving=part.kv.values(tile),
-                    accumulate=tile > part.tiles.start,
-                )  # fmt: skip
-        return totals
-
-    def _add_total(self, part: _Part, total: nl.NkiTensor) -> None:
-        """A part's sum joins the accumulator."""
-        queries, t = part.queries, part.t
+    def _add_values(self, old: _Iteration) -> None:
+        """P V, [128, d + 1] fp32 in PSUM, joins the corrected accumulator."""
+        queries, t = old.queries, old.t
         acc = queries.accumulator(t)
-        if part.is_first:
+        if not old.is_first:
+            nisa.tensor_tensor(
+                dst=acc, data1=acc, data2=old.correction.ap([[1, PARTITIONS], [0, acc.shape[1]]]),
+                op=nl.multiply, engine=nisa.engine.gpsimd,
+            )  # fmt: skip
+        total = psum_bank()[:, 0 : acc.shape[1]]
+        for own, tile in zip(old.columns, old.tiles, strict=True):
+            nisa.nc_matmul(
+                dst=total, stationary=own, moving=old.kv.values(tile),
+                accumulate=tile > old.tiles.start,
+            )  # fmt: skip
+        if old.is_first:
             self._lead_ns += scalar_ns(acc.shape[1])
             nisa.tensor_copy(dst=acc, src=total, engine=nisa.engine.scalar)
         else:
@@ -336,7 +298,7 @@ class OnlineSoftmax(Softmax):
             nisa.tensor_tensor(dst=acc, data1=total, data2=acc, op=nl.add)
         block = t // Q_BLOCK_TILES
         last = block * Q_BLOCK_TILES + queries.group.tiles_of(block) - 1
-        if part.is_last and t == last:
+        if old.is_last and t == last:
             self.block_done(queries, block)
 
     def _in_flight(self) -> list[_Iteration]:
@@ -344,7 +306,7 @@ class OnlineSoftmax(Softmax):
 
     def release(self, kv: KvTiles) -> None:
         """Finish the iterations in flight up to the last one that reads these kv_tiles."""
-        while any(iteration.parts[0].kv.pieces is kv.pieces for iteration in self._in_flight()):
+        while any(iteration.kv.pieces is kv.pieces for iteration in self._in_flight()):
             self._advance(None)
 
     def drain(self) -> None:
@@ -365,17 +327,12 @@ class OnlineSoftmax(Softmax):
             )  # fmt: skip
 
 
-def _parts(queries: QueryTiles, t: int, kv: KvTiles, seen: range, add: bool) -> Iterator[_Part]:
-    """A q_tile over the kv_tiles that it sees, in parts of about as many pieces."""
+def _parts(seen: range) -> list[range]:
+    """The kv_tiles that a q_tile sees, in parts of about as many pieces."""
     begin, stop = seen.start // PIECE_TILES, -(-seen.stop // PIECE_TILES)
     count = -(-(stop - begin) // ITERATION_PIECES) if seen else 0
-    for i in range(count):
-        first = max(seen.start, (begin + (stop - begin) * i // count) * PIECE_TILES)
-        end = min(seen.stop, (begin + (stop - begin) * (i + 1) // count) * PIECE_TILES)
-        yield _Part(
-            queries, t, kv, range(first, end), i == 0 and not add, i == count - 1,
-            sbuf((PARTITIONS, 1)),
-        )  # fmt: skip
+    cuts = [(begin + (stop - begin) * i // count) * PIECE_TILES for i in range(1, count)]
+    return [range(a, b) for a, b in pairwise([seen.start, *cuts, seen.stop])] if seen else []
 
 
 def scalar_ns(columns: int) -> float:

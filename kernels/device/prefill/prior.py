@@ -33,7 +33,7 @@ from .query_tiles import QueryTiles
 from .softmax_base import Softmax
 from .window_segments import WindowSegments, WindowTokens, window_tiles
 
-LONGEST_SEGMENT = 2048
+LONGEST_SEGMENT = 1024
 """Most tokens of a segment of 16-bit keys with up to 128 features; others have SHORT_SEGMENT."""
 
 SHORT_TRIP_BLOCKS = LONGEST_SHORT_TRIP
