@@ -88,7 +88,7 @@ def attention_segmented_cte(
     check_shape("q", queries, (None, None, None))
     check_shape("v_cache", values, (None, None, None, None))
     check_choice("block_size", block_size, (values.shape[2],))
-    check_integers("block_tables", tables, (None, None))
+    tables = check_integers("block_tables", tables, (None, None))
     if not tp_q:
         queries = np.ascontiguousarray(queries.swapaxes(1, 2))
     num_requests, num_rows = len(tables), queries.shape[1]

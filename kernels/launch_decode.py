@@ -69,12 +69,12 @@ class DecodePlan:
         group = _check_layer(q_, k_rows, v_rows, columns)
         num_requests, _, num_queries, head_dim = q_.shape
         num_kv_heads, block_size = v_rows.shape[1:3]
-        check_integers("block_tables", tables, (num_requests, None))
-        check_integers("context_lens", lengths, (num_requests,))
+        tables = check_integers("block_tables", tables, (num_requests, None))
+        lengths = check_integers("context_lens", lengths, (num_requests,))
         queries = read_optional(kind, options["query_lens"])
         if queries is None:
             queries = np.full(num_requests, num_queries, np.int32)
-        check_integers("query_lens", queries, (num_requests,))
+        queries = check_integers("query_lens", queries, (num_requests,))
         _check_counts("context_lens", lengths, tables.shape[1] * block_size)
         _check_counts("query_lens", queries, num_queries)
         tables = used_blocks("block_tables", tables, lengths, v_rows, 1)

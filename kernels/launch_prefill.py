@@ -125,7 +125,7 @@ def prepare_padded_prefill(
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
     chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, 0, options)
     check_writable_caches(k_rows, v_rows, q=q_, k=k_, v=v_)
-    check_integers("slot_mapping", slots, (q_.shape[1],))
+    slots = check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
     check_written_rows(k_)
     check_padding_slots(slots, int(chunk.count[0, 0]))
@@ -183,7 +183,7 @@ def prepare_segmented_attention(
     """
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
-    check_integers("block_table", table, (table.size,))
+    table = check_integers("block_table", table, (table.size,))
     chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, table.size, options)
     block_size = v_rows.shape[2]
     table_tokens = table.size * block_size

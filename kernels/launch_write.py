@@ -45,7 +45,7 @@ def prepare_write_kv_cache(
     check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)
     check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     check_writable_caches(k_rows, v_rows, k=k_, v=v_)
-    check_integers("slot_mapping", slots, (k_.shape[1],))
+    slots = check_integers("slot_mapping", slots, (k_.shape[1],))
     check_slots(slots, v_rows)
     writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], k_pre_transposed)
     arrays = (

@@ -66,11 +66,24 @@ def check_shape(name: str, array: Array, expected: tuple[int | None, ...], axes:
         raise ValueError(f"{name}: shape {array.shape} must be ({wanted}){least}")
 
 
-def check_integers(name: str, array: Array, expected: tuple[int | None, ...]) -> None:
-    """`array` is int32 of the expected shape."""
+def check_integers(name: str, array: Array, expected: tuple[int | None, ...]) -> Array:
+    """An int32, uint32 or int64 array of the expected shape, as int32.
+
+    ValueError for another dtype, and for a number that int32 does not hold.
+    """
     check_shape(name, array, expected)
-    if array.dtype != np.int32:
-        raise ValueError(f"{name}: dtype {array.dtype} must be int32")
+    if array.dtype == np.int32:
+        return array
+    if array.dtype not in (np.uint32, np.int64):
+        raise ValueError(f"{name}: dtype {array.dtype} must be int32, uint32 or int64")
+    wide = np.iinfo(np.int32)
+    outside = np.argwhere((array < wide.min) | (array > wide.max))
+    if outside.size:
+        place = tuple(map(int, outside[0]))
+        raise ValueError(
+            f"{name}[{', '.join(map(str, place))}]={array[place]}: must be within int32"
+        )
+    return array.astype(np.int32)
 
 
 def check_dtypes(dtype: np.dtype[Any], arrays: dict[str, Array], caches: dict[str, Array]) -> None:

@@ -119,7 +119,12 @@ SLOTS: list[tuple[str, Any, str]] = [
     ("slot_mapping", slots(0, -2), r"slot_mapping\[1\]=-2: must be -1 or within 0..95"),
     ("slot_mapping", slots(7, 3, 7), "slot 7 occurs twice"),
     ("slot_mapping", slots(1)[:5], r"slot_mapping: shape \(5,\) must be \(128\)"),
-    ("slot_mapping", slots(1).astype(np.int64), "slot_mapping: dtype int64 must be int32"),
+    ("slot_mapping", slots(1).astype(np.int16), "slot_mapping: dtype int16 must be int32, uint32"),
+    (
+        "slot_mapping",
+        slots(1).astype(np.int64) + 2**32,
+        r"slot_mapping\[0\]=4294967297: must be within int32",
+    ),
     ("k_cache", read_only(zeros(BLOCKS, KV, BLOCK, D)), "k_cache: .* writeable"),
     ("v_cache", zeros(BLOCKS, KV, D, BLOCK).transpose(0, 1, 3, 2), "v_cache: .* C-contiguous"),
 ]
@@ -128,7 +133,8 @@ PRIOR: list[tuple[str, Any, str]] = [
     ("prior_tokens", 49, "prior_tokens=49: must be within 0..48"),
     ("block_table", ints(3, 6), r"block_table\[0, 1\]=6: must be -1 or within 0..5"),
     ("block_table", ints(3, -2), r"block_table\[0, 1\]=-2: must be -1 or within 0..5"),
-    ("block_table", np.array([3, 1]), "block_table: dtype int64 must be int32"),
+    ("block_table", np.array([3, 2**32 + 1]), r"block_table\[1\]=4294967297: must be within int32"),
+    ("block_table", np.array([3, 1], float), "block_table: dtype float64 must be int32, uint32"),
     ("kv_segment_size", 100, "kv_segment_size=100: must be a positive multiple of 128"),
     ("kv_segment_size", 0, "kv_segment_size=0: must be a positive multiple of 128"),
 ]
