@@ -8,6 +8,7 @@ paste, and written as a file that `segattn replay` runs again on the same class.
 
 import json
 import math
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from ...reference.json_files import FormatError, read_object, shown
 from ...reference.outputs import OutputFile
-from ...reference.terminal import columns, phase, table
+from ...reference.terminal import columns, one_line, phase, table
 from .. import NeuronPolicy, SchedulerConfig
 from .coverage import Coverage
 from .report import describe, reproducer
@@ -125,7 +126,7 @@ def run(options: Namespace) -> int:
     subject, given = subject_of(options)
     from .fuzzing import campaign_until  # it needs Hypothesis, `replay` does not
     from .machine import Campaign
-    from .shrink import shrink
+    from .shrink import NotReproducedError, shrink
 
     policy = given.policy
     if options.policy != "default":
@@ -155,7 +156,12 @@ def run(options: Namespace) -> int:
         what = "no difference" if rules == "model" else "no rule was broken"
         print(f"{what} in {counts['steps']} steps")
         return 0
-    found = shrink(campaign.failure)
+    try:
+        found = shrink(campaign.failure)
+    except NotReproducedError:
+        found = campaign.failure
+        note = "does not fail when run again: its decisions depend on more than its inputs"
+        print(one_line(f"{subject.name}: {note}"), file=sys.stderr)
     out.save(pack_traces([found.trace]))
     if options.json:
         failure = {"message": found.message, "trace": found.trace, "file": str(options.out)}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .machine import Campaign, SchedulerMachine, machine
-from .shrink import shrink
+from .shrink import NotReproducedError, shrink
 from .subject import Subject
 from .trial import Finding
 
@@ -67,7 +67,15 @@ def fuzz(
     config: Mapping[str, Any] | None = None,
     policy: Mapping[str, Any] | None = None,
 ) -> Finding | None:
-    """Random runs until the time is over, at least 20; the first failure, shrunk."""
+    """Random runs until the time is over, at least 20; the first failure, shrunk.
+
+    A failure that does not happen again is returned as it was.
+    """
     campaign = Campaign(subject, rules, config or {}, policy or {})
     campaign_until(campaign, seconds, seed)
-    return None if campaign.failure is None else shrink(campaign.failure)
+    if campaign.failure is None:
+        return None
+    try:
+        return shrink(campaign.failure)
+    except NotReproducedError:
+        return campaign.failure

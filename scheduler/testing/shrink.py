@@ -23,16 +23,22 @@ Setup = tuple[dict[str, Any], dict[str, Any], list[Event]]
 """Configuration, policy, events."""
 
 
+class NotReproducedError(ValueError):
+    """A run that failed keeps all rules when it is run again."""
+
+
 def shrink(finding: Finding) -> Finding:
     """The smallest run that removing and simplifying finds and that fails with the same exception.
 
-    ValueError if it does not fail when it is run again.
+    NotReproducedError if it does not fail when it is run again.
     """
     found = failure_of(
         finding.subject, finding.config, finding.policy, finding.events, finding.rules
     )
     if found is None:
-        raise ValueError("finding: must fail to be shrunk, but it keeps all rules when run again")
+        raise NotReproducedError(
+            "finding: must fail to be shrunk, but it keeps all rules when run again"
+        )
     improved = True
     while improved:
         improved = False

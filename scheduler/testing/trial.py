@@ -15,7 +15,8 @@ from .trace import Event
 RULES = ("invariants", "model")
 FALLBACK_TOKEN = 5
 DRAIN_STEPS = 500
-"""Plain vLLM can preempt two requests for each other's sake for ever; nothing else lasts longer."""
+"""Steps of a drain beyond one for each token that is left to compute: plain vLLM can preempt two
+requests for each other's sake for ever."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,22 @@ def next_step(run: Judge) -> int:
     return 1 + max((event[1] for event in run.events if event[0] == "schedule"), default=-1)
 
 
+def _most_tokens(run: Judge) -> int:
+    """Tokens that the live requests can need: prompts and outputs."""
+    live = set(run.live_ids())
+    adds = [event[1] for event in run.events if event[0] == "add"]
+    asked = [request for request in adds if request["id"] in live]
+    return sum(len(request["prompt"]) + request["max_tokens"] for request in asked)
+
+
 def drain(run: Judge) -> None:
     """Serve what is left; then the judge says whether that is an end."""
     if any(event[0] == "pause" for event in run.events):
         run.apply(["pause", 0])
     num_idle = num_steps = 0
+    limit = DRAIN_STEPS + _most_tokens(run)
     while (run.pending or not run.is_idle()) and not run.stopped:
-        if num_idle > run.subject.depth or num_steps > DRAIN_STEPS:
+        if num_idle > run.subject.depth or num_steps > limit:
             break
         if len(run.pending) == run.subject.depth or run.is_idle():
             deliver(run, lambda drafts: [FALLBACK_TOKEN] * (drafts // 2 + 1))

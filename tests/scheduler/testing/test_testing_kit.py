@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from segattn.scheduler.testing import Subject, describe, fuzz, reproducer
+from segattn.scheduler.testing import Subject, describe, fuzz, reproducer, run_events
 from segattn.scheduler.testing.trace_file import read_traces
 from segattn.tests.command import segattn
 
@@ -283,3 +283,50 @@ def test_a_bad_config_file_is_one_line(tmp_path: Path, given: str, named: str) -
     result = segattn("fuzz", "--config", path, "--minutes", "0", "--out", tmp_path / "f.gz")
     assert result.status == 2
     assert named in next(line for line in result.err.splitlines() if "error" in line)
+
+
+def test_any_number_of_waiting_requests_is_served_to_the_end() -> None:
+    # One at a time: 90 prefills and 90 * 9 decodes, more steps than a fixed limit of 500.
+    config = {
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 8,
+        "max_model_len": 16,
+        "block_size": 4,
+        "num_blocks": 9,
+    }
+    request = {"prompt": [5], "max_tokens": 10, "eos": None}
+    events = [["add", request | {"id": f"r{n}", "arrival": float(n)}] for n in range(90)]
+    seen = run_events(Subject.own("neuron"), config, events)
+    finished = [out for event in seen if event[0] == "update" for out in event[-1]["outs"]]
+    assert sum(out[2] == "length" for out in finished) == 90
+
+
+FLAKY = """
+from segattn.scheduler import NeuronScheduler
+
+
+class Flaky(NeuronScheduler):
+    num_made = 0
+
+    def __init__(self, config):
+        super().__init__(config)
+        Flaky.num_made += 1
+
+    def schedule(self):
+        if Flaky.num_made < 3:
+            raise RuntimeError("only at first")
+        return super().schedule()
+"""
+
+
+def test_a_failure_that_does_not_happen_again_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flaky_scheduler.py").write_text(FLAKY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "flaky_scheduler", raising=False)
+    result = segattn("fuzz", "--scheduler", "flaky_scheduler:Flaky", "--minutes", "0")
+    assert result.status == 1
+    assert "RuntimeError: only at first" in result.out
+    assert "does not fail when run again" in result.err
+    assert Path("fuzz-failure.jsonl.gz").exists()
