@@ -9,6 +9,7 @@ of each addition and step is taken: other load on the machine only ever adds to 
 """
 
 import gc
+import importlib
 import json
 import os
 import textwrap
@@ -18,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from segattn.benchmarks.scheduler.workloads import Workload, workloads
+from segattn.reference.extras import MissingExtraError
 from segattn.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
 from segattn.scheduler.config import SchedulerConfig
 from segattn.scheduler.testing.trace import make_request, make_scheduler
@@ -225,6 +227,10 @@ def run(options: Namespace) -> int:
     # vLLM reads these when it is first imported.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    try:
+        importlib.import_module("vllm")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "vllm") from error
     if not options.json:
         print(f"{'microseconds per request-step':<56}{'ours':>8}{'vLLM':>8}{'ratio':>8}")
     for kind in options.kind:

@@ -1,7 +1,12 @@
 """The scheduler benchmark: its arithmetic, and that it measures the steps it names."""
 
+import sys
+
+import pytest
+
 from segattn.benchmarks.scheduler.command import Ours, Run, _fastest, drive
 from segattn.benchmarks.scheduler.workloads import Workload, workloads
+from segattn.cli import main
 from segattn.scheduler import SchedulerConfig
 
 CONFIG = SchedulerConfig(4, 16, 64, 4, 65)
@@ -63,3 +68,13 @@ def test_all_lines_of_the_target_are_measured() -> None:
     names = [workload.name for workload in workloads()]
     assert len(names) == len(set(names)) == 2 * (4 + 2) + 3 + 2 * 3
     assert {workload.config.block_size for workload in workloads()} == {16, 128}
+
+
+def test_without_vllm_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert main(["bench", "scheduler"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error: 'vllm' is not installed: pip install 'segattn[vllm]' brings it\n"
