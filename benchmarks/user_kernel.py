@@ -54,14 +54,14 @@ def _run(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise user_error(path, error) from error
     finally:
         sys.path.remove(str(path.parent))
     return module
 
 
-def user_error(path: Path, error: Exception) -> UserCodeError:
+def user_error(path: Path, error: Exception | SystemExit) -> UserCodeError:
     """One line that names the place in the user's file where `error` came from."""
     line, trace = getattr(error, "lineno", None), error.__traceback__
     while trace is not None:

@@ -280,3 +280,11 @@ def test_the_plugin_gates_the_modelled_time(file: Path) -> None:
     slower = run_pytest(folder)
     assert slower.returncode == 1
     assert "test_scale: modelled" in slower.stdout
+
+
+def test_a_file_that_exits_when_it_is_run_is_one_line(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("\nraise SystemExit(7)\n")
+    assert main(["bench", "run", f"{file}::kernel"]) == 2
+    assert capsys.readouterr().err == "error: own.py:2: SystemExit: 7\n"
