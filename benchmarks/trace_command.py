@@ -7,6 +7,7 @@ of the launches before, with its own traceback.
 """
 
 import argparse
+import importlib.util
 import json
 import runpy
 import sys
@@ -78,6 +79,9 @@ def run(options: Namespace) -> int:
 
 def _launches_of(options: Namespace) -> tuple[list[Launch], BaseException | None]:
     """The launches of the script that were whole, and what it raised."""
+    if options.module:
+        with _as_main(options):
+            _require_module(options.script)
     nki.install()
     failure: BaseException | None = None
     with Trace() as trace, _as_main(options):
@@ -92,6 +96,13 @@ def _launches_of(options: Namespace) -> tuple[list[Launch], BaseException | None
     if failure is not None and _in_kernel(failure):
         print(f"launch {len(launches)}, {launches.pop().kernel}, failed: left out", file=sys.stderr)
     return launches, failure
+
+
+def _require_module(name: str) -> None:
+    """ValueError if there is no such module, or no package that it could be in; runs no code."""
+    package = name.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
+        raise ValueError(f"module {package!r} does not exist")
 
 
 @contextmanager

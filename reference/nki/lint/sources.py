@@ -7,6 +7,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 SUFFIXES = (".py", ".ipynb")
+MAX_BYTES = 64 << 20
 _IMPORT = b"import nki"
 _SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages")
 
@@ -69,8 +70,15 @@ def files(folder: Path) -> list[Path]:
 
 
 def read(path: str | Path) -> Source:
-    """Return what a file holds; raises OSError if it cannot be read."""
-    return Source(str(path), Path(path).read_bytes())
+    """Return what a file holds.
+
+    Raises OSError if it cannot be read, and ValueError if it is longer than MAX_BYTES.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path}: must be at most {MAX_BYTES} bytes long")
+    return Source(str(path), content)
 
 
 def _code(cell: dict[str, str | list[str]]) -> str:
