@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from segattn.scheduler.testing import Subject, describe, fuzz, reproducer, run_events
+from segattn.scheduler.testing import Subject, describe, fuzz, reproducer
 from segattn.scheduler.testing.trace_file import read_traces
 from segattn.tests.command import segattn
 
@@ -283,22 +283,6 @@ def test_a_bad_config_file_is_one_line(tmp_path: Path, given: str, named: str) -
     result = segattn("fuzz", "--config", path, "--minutes", "0", "--out", tmp_path / "f.gz")
     assert result.status == 2
     assert named in next(line for line in result.err.splitlines() if "error" in line)
-
-
-def test_any_number_of_waiting_requests_is_served_to_the_end() -> None:
-    # One at a time: 90 prefills and 90 * 9 decodes, more steps than a fixed limit of 500.
-    config = {
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 8,
-        "max_model_len": 16,
-        "block_size": 4,
-        "num_blocks": 9,
-    }
-    request = {"prompt": [5], "max_tokens": 10, "eos": None}
-    events = [["add", request | {"id": f"r{n}", "arrival": float(n)}] for n in range(90)]
-    seen = run_events(Subject.own("neuron"), config, events)
-    finished = [out for event in seen if event[0] == "update" for out in event[-1]["outs"]]
-    assert sum(out[2] == "length" for out in finished) == 90
 
 
 FLAKY = """

@@ -1,0 +1,67 @@
+"""Runs of a right scheduler that the kit must let pass."""
+
+from typing import Any
+
+from segattn.scheduler.testing import Subject, run_events
+
+
+def test_any_number_of_waiting_requests_is_served_to_the_end() -> None:
+    # One at a time: 90 prefills and 90 * 9 decodes, more steps than a fixed limit of 500.
+    config = {
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 8,
+        "max_model_len": 16,
+        "block_size": 4,
+        "num_blocks": 9,
+    }
+    request = {"prompt": [5], "max_tokens": 10, "eos": None}
+    events = [["add", request | {"id": f"r{n}", "arrival": float(n)}] for n in range(90)]
+    seen = run_events(Subject.own("neuron"), config, events)
+    finished = [out for event in seen if event[0] == "update" for out in event[-1]["outs"]]
+    assert sum(out[2] == "length" for out in finished) == 90
+
+
+def test_resumed_requests_that_decode_at_once_keep_no_later_prefill_waiting() -> None:
+    # After the second reset r10 and r11 find all but one token cached, and r18 is behind them.
+    config = {
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 14,
+        "max_model_len": 8,
+        "block_size": 3,
+        "num_blocks": 11,
+        "long_prefill_token_threshold": 4,
+    }
+    requests = [
+        {"id": name, "prompt": prompt, "max_tokens": most, "arrival": arrival, "eos": None}
+        for name, prompt, most, arrival in (
+            ("r9", [5, 6, 5, 6, 5], 3, 2.0),
+            ("r10", [5, 6], 3, 2.0),
+            ("r11", [5, 6, 5], 2, 5.0),
+            ("r18", [5], 1, 18.0),
+        )
+    ]
+    steps = iter(range(20))
+
+    def step(*sampled: tuple[str, list[int]]) -> list[list[Any]]:
+        number = next(steps)
+        return [["schedule", number], ["update", number, [list(one) for one in sampled]]]
+
+    events = [
+        *(["add", request] for request in requests[:3]),
+        *step(("r9", [])),
+        ["reset", 1],
+        *step(("r9", [])),
+        *step(("r9", [5])),
+        *step(("r10", [5])),
+        *step(("r9", [5]), ("r10", [5])),
+        *step(("r11", [5])),
+        ["add", requests[3]],
+        ["reset", 1],
+        *step(("r9", [])),
+        *step(("r9", [5])),
+        *step(("r10", [5])),
+        *step(("r11", [5])),
+    ]
+    seen = run_events(Subject.own("neuron"), config, events)
+    counts = [event[-1]["nst"] for event in seen if event[0] == "schedule"]
+    assert [each for each in counts if each][-3:] == [[["r10", 1]], [["r11", 1]], [["r18", 1]]]
