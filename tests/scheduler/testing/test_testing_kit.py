@@ -283,34 +283,3 @@ def test_a_bad_config_file_is_one_line(tmp_path: Path, given: str, named: str) -
     result = segattn("fuzz", "--config", path, "--minutes", "0", "--out", tmp_path / "f.gz")
     assert result.status == 2
     assert named in next(line for line in result.err.splitlines() if "error" in line)
-
-
-FLAKY = """
-from segattn.scheduler import NeuronScheduler
-
-
-class Flaky(NeuronScheduler):
-    num_made = 0
-
-    def __init__(self, config):
-        super().__init__(config)
-        Flaky.num_made += 1
-
-    def schedule(self):
-        if Flaky.num_made < 3:
-            raise RuntimeError("only at first")
-        return super().schedule()
-"""
-
-
-def test_a_failure_that_does_not_happen_again_is_shown_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "flaky_scheduler.py").write_text(FLAKY)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "flaky_scheduler", raising=False)
-    result = segattn("fuzz", "--scheduler", "flaky_scheduler:Flaky", "--minutes", "0")
-    assert result.status == 1
-    assert "RuntimeError: only at first" in result.out
-    assert "does not fail when run again" in result.err
-    assert Path("fuzz-failure.jsonl.gz").exists()

@@ -1,8 +1,13 @@
-"""Runs of a right scheduler that the kit must let pass."""
+"""Runs that the kit must let pass, and failures that do not happen again."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from segattn.scheduler.testing import Subject, run_events
+from segattn.tests.command import segattn
 
 
 def test_any_number_of_waiting_requests_is_served_to_the_end() -> None:
@@ -65,3 +70,34 @@ def test_resumed_requests_that_decode_at_once_keep_no_later_prefill_waiting() ->
     seen = run_events(Subject.own("neuron"), config, events)
     counts = [event[-1]["nst"] for event in seen if event[0] == "schedule"]
     assert [each for each in counts if each][-3:] == [[["r10", 1]], [["r11", 1]], [["r18", 1]]]
+
+
+FLAKY = """
+from segattn.scheduler import NeuronScheduler
+
+
+class Flaky(NeuronScheduler):
+    num_made = 0
+
+    def __init__(self, config):
+        super().__init__(config)
+        Flaky.num_made += 1
+
+    def schedule(self):
+        if Flaky.num_made < 3:
+            raise RuntimeError("only at first")
+        return super().schedule()
+"""
+
+
+def test_a_failure_that_does_not_happen_again_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flaky_scheduler.py").write_text(FLAKY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "flaky_scheduler", raising=False)
+    result = segattn("fuzz", "--scheduler", "flaky_scheduler:Flaky", "--minutes", "0")
+    assert result.status == 1
+    assert "RuntimeError: only at first" in result.out
+    assert "does not fail when run again" in result.err
+    assert Path("fuzz-failure.jsonl.gz").exists()
