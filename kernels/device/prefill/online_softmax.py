@@ -4,10 +4,10 @@ Queries lie on partitions. An iteration takes a q_tile through up to 16 kv_tiles
 PSUM bank. Its weights are transposed two iterations later, and multiplied with the values three
 iterations later, all in the time of one iteration:
 
-    PE   | Q K n | transpose 2 banks of n - 2 | Q K n | P V n - 3 | transpose the others of n - 2 |
-    DVE  | row_max of each bank of n         | new shift of n | weights | acc += P V n - 3 |
-    ACT  | exp of n - 1, 4 banks | transposed weights back to SBUF      | exp of n ...
-    Pool | acc *= exp(old - new row_max)
+    PE   | Q K n | transposes of n - 2 | Q K n | other transposes of n - 2 | P V n - 3 |
+    DVE  |       | row_max of n, bank by bank  | shift of n | weights | acc += P V n - 3 |
+    ACT  | exp of n - 1, up to 4 banks | transposed weights | exp of n ...
+    Pool |                                     | acc *= exp(old - new row_max) |
          time ->
 
 What a row must not see gets MASKED: a product with a triangle (tiles that are seen in part,
@@ -15,8 +15,9 @@ band.py) or of one contraction row (absent cached keys, unless first_key.py stan
 it to the scores. The accumulator has the row_sum in its last column, as that of the bounded
 softmax.
 
-An iteration takes its PSUM tiles in the same order as the one before, eight of them, and holds none
-beyond its end: so each finds the bank of its forerunner, whose reader is done by then.
+A full iteration allocates eight PSUM tiles, always in the same order, and keeps none. So an
+allocator that goes round the eight banks gives each tile the bank of its forerunner, which has been
+read by then.
 """
 
 from collections.abc import Sequence
@@ -257,8 +258,8 @@ class OnlineSoftmax(Softmax):
     def _transpose(self, iteration: _Iteration, i: int) -> None:
         """Transpose a bank of an iteration's weights.
 
-        DVE brings back the last one, while PE and ACT make it wait for scores, ACT the others; of
-        a short iteration's only one it is who is less busy.
+        ACT copies every bank but the last back to SBUF; DVE copies the last one while it would
+        otherwise wait for scores. If there is one bank only, the less busy of them copies it.
         """
         banks = iteration.banks
         columns = sum(map(len, banks[i])) * PARTITIONS
