@@ -145,10 +145,6 @@ def test_a_file_that_cannot_be_read_fails_and_the_others_are_replayed(
     assert out.splitlines()[-1].startswith("1 passed, ")
 
 
-def test_nothing_that_can_be_read_is_status_2(tmp_path: Path) -> None:
-    assert main(["replay", str(tmp_path / "absent.jsonl.gz"), str(tmp_path)]) == 2
-
-
 OBSERVED = {"schedule": 2, "update": 3, "abort": 2, "reset": 2}
 """Where in an event of each name the observations begin."""
 
