@@ -249,6 +249,8 @@ class Ledger:
             if not work.is_stale:
                 self._settle(work, work.drafts + 1 - len(tokens))
             expected[name] = record.take_in(tokens, self.config.max_model_len)
+            if not work.is_stale:
+                self._write_known(record)
         if found != expected:
             raise InvariantError(f"the outputs are {dict(found)}, must be {expected}")
         for name, (_, reason) in expected.items():
@@ -265,3 +267,9 @@ class Ledger:
         record.rejected += rejected
         record.computed -= rejected
         record.placeholders -= work.drafts + 1
+
+    def _write_known(self, record: Record) -> None:
+        """The step in flight computes the newest sampled token, which is known only now."""
+        end = min(record.computed, len(record.tokens))
+        self._content.write(record, record.settled, end)
+        record.settled = max(record.settled, end)

@@ -27,7 +27,8 @@ def configs(
 ) -> Any:
     """Keywords of SchedulerConfig, those of `fixed` as they are given.
 
-    serves_all: any request of max_model_len must fit into the KV cache.
+    serves_all: any request of max_model_len must fit into the KV cache, and a step's budget holds
+    one token with its drafts: vLLM never starts a padded request that does not fit.
     """
 
     def some(name: str, strategy: st.SearchStrategy[Any]) -> Any:
@@ -36,7 +37,9 @@ def configs(
     max_model_len = some("max_model_len", st.integers(3, 24))
     max_num_seqs = some("max_num_seqs", st.integers(1, 4))
     chunked = some("enable_chunked_prefill", st.booleans())
-    least_budget = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
+    num_drafts = some("num_speculative_tokens", st.sampled_from([0, 0, 1, 3]))
+    least_step = 1 + num_drafts if serves_all else 1
+    least_budget = max(max_num_seqs, least_step if chunked else max_model_len)
     budget = some("max_num_batched_tokens", st.integers(least_budget, least_budget + 12))
     block_size = some("block_size", st.integers(1, 5))
     whole = num_blocks_for(max_model_len, block_size)
@@ -54,8 +57,7 @@ def configs(
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.4])),
     }
     if draw(st.booleans()) and chunked:
-        config["max_num_scheduled_tokens"] = draw(st.integers(1, budget))
-    num_drafts = some("num_speculative_tokens", st.sampled_from([0, 0, 1, 3]))
+        config["max_num_scheduled_tokens"] = draw(st.integers(min(least_step, budget), budget))
     config["num_speculative_tokens"] = num_drafts
     if chunked:
         thresholds = st.sampled_from([0, 0, num_drafts + 1, num_drafts + 3])

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from segattn.scheduler.testing import Subject, run_events
+from segattn.scheduler.testing import KINDS, Subject, run_events
+from segattn.scheduler.testing.strategies import configs
 from segattn.tests.command import segattn
 
 
@@ -70,6 +73,39 @@ def test_resumed_requests_that_decode_at_once_keep_no_later_prefill_waiting() ->
     seen = run_events(Subject.own("neuron"), config, events)
     counts = [event[-1]["nst"] for event in seen if event[0] == "schedule"]
     assert [each for each in counts if each][-3:] == [[["r10", 1]], [["r11", 1]], [["r18", 1]]]
+
+
+def test_a_block_may_be_shared_as_soon_as_the_tokens_of_a_step_in_flight_are_known() -> None:
+    # Step 1 computes the token that step 0 sampled; in step 2 r1 finds its block.
+    config = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 8,
+        "max_model_len": 13,
+        "block_size": 1,
+        "num_blocks": 31,
+    }
+    events: list[Any] = [
+        ["add", {"id": "r0", "prompt": [5], "max_tokens": 3}],
+        ["schedule", 0],
+        ["schedule", 1],
+        ["update", 0, [["r0", [5]]]],
+        ["add", {"id": "r1", "prompt": [5, 5, 5], "max_tokens": 1}],
+        ["schedule", 2],
+    ]
+    seen = run_events(Subject.own("async"), config, events)
+    new = seen[5][2]["new"]
+    assert new == [["r1", 2, [1, 2, 4]]]
+
+
+@given(st.data(), st.sampled_from(KINDS))
+def test_budgets_below_one_token_with_its_drafts_are_not_asked_to_serve_all(
+    data: st.DataObject, kind: str
+) -> None:
+    # 0.33 pads the last token of a prompt to 1 + drafts, and starts no padded request in part.
+    config = data.draw(configs(Subject.own(kind), {}, serves_all=True))
+    row = 1 + config["num_speculative_tokens"]
+    assert not config["enable_chunked_prefill"] or config["max_num_batched_tokens"] >= row
+    assert config.get("max_num_scheduled_tokens", row) >= row
 
 
 FLAKY = """
