@@ -5,6 +5,7 @@ repeated; the others, and `segattn fuzz`, look for new ones.
 Choose one with HYPOTHESIS_PROFILE. All are without deadline: no test judges by the clock.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,14 @@ for _name, _examples in {"dev": 25, "ci": 60, "deep": 2000}.items():
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """For tests that watch calls: a collection would close generators of other tests then."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from segattn.kernels.plan.decode_plan import DecodeLists, plan_lists
 from segattn.kernels.plan.decode_step import Step
 from segattn.tests.kernels.cases import Array
 
+pytestmark = pytest.mark.usefixtures("no_garbage_collection")
+
 
 def planned(
     call: decode_shape.DecodeCall,

@@ -20,6 +20,7 @@ from segattn.tests.runner import numpy_kernels
 from segattn.tests.runner.random_model import CONFIG, random_weights
 
 ROOT = Path(kernels.__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("no_garbage_collection")
 WATCHED = tuple(str(ROOT / name) for name in ("scheduler", "runner", "tests/runner/numpy_kernels"))
 WEIGHTS = random_weights()
 MODEL = Llama(replace(CONFIG, num_layers=1), replace(WEIGHTS, layers=WEIGHTS.layers[:1]))

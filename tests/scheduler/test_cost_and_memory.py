@@ -21,6 +21,8 @@ from segattn.scheduler import (
     SchedulerConfig,
 )
 
+pytestmark = pytest.mark.usefixtures("no_garbage_collection")
+
 KINDS: list[type[Scheduler]] = [Scheduler, AsyncScheduler, NeuronScheduler, NeuronAsyncScheduler]
 
 

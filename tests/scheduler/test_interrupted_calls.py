@@ -24,6 +24,8 @@ from segattn.scheduler import (
     SchedulerOutput,
 )
 
+pytestmark = pytest.mark.usefixtures("no_garbage_collection")
+
 T = TypeVar("T")
 
 PACKAGE = str(Path(segattn.scheduler.__file__).parent)
