@@ -6,6 +6,7 @@ when it is called. Whatever a command raises leaves here as one line on stderr.
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -263,11 +264,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in arguments:
             raise
         _silence_stdout()
-        expected = isinstance(error, (ValueError, OSError, MissingExtraError))
-        hint = "" if expected else f"{type(error).__name__}: "
-        say(f"error: {hint}{error}" + ("" if expected else " (--debug shows the traceback)"))
+        say(f"error: {_told(error)}")
         return NOTHING_DONE
     return status
+
+
+def _told(error: Exception) -> str:
+    """What the line of an error says."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}".removesuffix(": ")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+        return f"standard output: {error}"
+    if isinstance(error, (ValueError, OSError, MissingExtraError)):
+        return str(error)
+    return f"{type(error).__name__}: {error} (--debug shows the traceback)"
 
 
 def say(message: str) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
+from types import TracebackType
 
 from segattn.benchmarks.kernels.cost_report import model_bands, print_report
 from segattn.benchmarks.launch_summary import launch_rows, launch_table, save_timeline
@@ -67,14 +68,19 @@ def run(options: Namespace) -> int:
         raise failure
     if failure is not None:
         sys.stdout.flush()
-        # From the script's own frame on: runpy and this file are nobody's business.
-        own = failure.__traceback__
-        while own is not None and "runpy" not in own.tb_frame.f_code.co_filename:
-            own = own.tb_next
-        while own is not None and "runpy" in own.tb_frame.f_code.co_filename:
-            own = own.tb_next
+        own = _own_traceback(failure)
         traceback.print_exception(type(failure), failure, own or failure.__traceback__)
     return int(failure is not None)
+
+
+def _own_traceback(failure: BaseException) -> TracebackType | None:
+    """From the script's own frame on: runpy and this file are nobody's business."""
+    found = failure.__traceback__
+    while found is not None and "runpy" not in found.tb_frame.f_code.co_filename:
+        found = found.tb_next
+    while found is not None and "runpy" in found.tb_frame.f_code.co_filename:
+        found = found.tb_next
+    return found
 
 
 def _launches_of(options: Namespace) -> tuple[list[Launch], BaseException | None]:
@@ -91,6 +97,8 @@ def _launches_of(options: Namespace) -> tuple[list[Launch], BaseException | None
             else:
                 runpy.run_path(options.script, run_name="__main__")
         except BaseException as error:  # told behind the report of what did run
+            if isinstance(error, ImportError) and _own_traceback(error) is None:
+                raise ValueError(f"module {options.script!r} cannot be run: {error}") from error
             failure = error
     launches = list(trace.launches)
     if failure is not None and _in_kernel(failure):

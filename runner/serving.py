@@ -79,7 +79,10 @@ def serve(
     with progress("warming up graphs", len(engine.plan.shapes)) as advance:
         for _ in engine.runner.warm_up():
             advance(1)
-    most_tokens = sum(request.max_tokens for request in engine.scheduler.requests.values())
+    most_tokens = sum(
+        min(request.max_tokens, engine.scheduler.max_model_len - request.num_prompt_tokens)
+        for request in engine.scheduler.requests.values()
+    )
     with progress("generating tokens", most_tokens) as advance:
         for step in engine.run():
             steps.append(step)

@@ -133,10 +133,14 @@ def test_ctrl_c_ends_a_command_without_traceback(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device\n"),
+        (
+            OSError(28, "No space left on device"),
+            "error: standard output: [Errno 28] No space left on device\n",
+        ),
         (ValueError("two\nlines \x1b[31m"), "error: two lines \\x1b[31m\n"),
         (RecursionError("deep"), "error: RecursionError: deep (--debug shows the traceback)\n"),
-        (MemoryError(), "error: MemoryError: (--debug shows the traceback)\n"),
+        (MemoryError(), "error: out of memory\n"),
+        (MemoryError("9 GiB"), "error: out of memory: 9 GiB\n"),
     ],
 )
 def test_no_exception_leaves_as_a_traceback(
@@ -174,7 +178,7 @@ def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
             [*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert result.returncode == 2
-    assert result.stderr == "error: [Errno 28] No space left on device\n"
+    assert result.stderr == "error: standard output: [Errno 28] No space left on device\n"
 
 
 @contextmanager

@@ -35,6 +35,14 @@ def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.parametrize("module", ["json.absent", "json.scanner.absent"])
+def test_trace_of_a_module_that_a_package_lacks_is_one_line(module: str) -> None:
+    done = trace("-m", module)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: module {module!r} cannot be run: ")
+
+
 def test_trace_runs_a_script_and_names_bound_and_stalls(tmp_path: Path) -> None:
     script = tmp_path / "double.py"
     script.write_text(KERNEL)

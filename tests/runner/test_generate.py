@@ -77,6 +77,15 @@ def test_progress_is_plain_lines_on_stderr_without_a_terminal(model: Path) -> No
     assert "\x1b" not in result.out + result.err
 
 
+def test_progress_counts_no_token_beyond_the_length_of_the_model(model: Path) -> None:
+    # One token of prompt, and two positions are left.
+    result = generate(model, "the", "--max-model-len", "3", "--max-tokens", "999", "--json")
+    (request,) = result.json["requests"]
+    num_tokens = len(request["token_ids"])
+    assert f"generating tokens: {num_tokens}/{num_tokens}\n" in result.err
+    assert num_tokens == 3 - len(request["prompt_token_ids"])
+
+
 def test_chat_puts_the_prompt_into_the_template(model: Path) -> None:
     assert "assistant" in CHAT_TEMPLATE
     (request,) = generate(model, "the", "--chat", "--json").json["requests"]
