@@ -9,6 +9,7 @@ import numpy as np
 from segattn.kernels.device.padded_prefill_nki import padded_prefill_kernel
 from segattn.kernels.device.prefill.attend import SoftmaxArguments
 from segattn.kernels.plan.cache_writes import row_writes
+from segattn.kernels.sizes import ScoreNumbers
 from segattn.reference import attention as reference
 from segattn.reference import nki
 
@@ -24,7 +25,7 @@ kernel = padded_prefill_kernel[2]  # on two physical cores (LNC2)
 with nki.strict(field="error"):  # it keeps every rule of docs/field_rules.md
     out, k_cache, v_cache, _ = kernel(
         q, k, v, k_cache, v_cache, writes.indices, writes.run, num_tokens,
-        SoftmaxArguments(scale=64**-0.5, window=None, mode="exact"),
+        SoftmaxArguments(ScoreNumbers(scale=64**-0.5), window=None, mode="exact"),
     )  # fmt: skip
 
 nothing = np.zeros((0, 2, 32, 64)), np.zeros((0, 2, 32, 64)), np.zeros(0, np.int32)

@@ -3,9 +3,10 @@
 Arguments, results and meanings are those of `segattn.kernels` with JAX arrays: caches that are
 written come back as new arrays, so that the functions are pure. Under `jax.jit` the kernels run in
 a host callback of the shapes known while tracing; numbers that are traced (`num_tokens`,
-`prior_tokens`) may be scalars or arrays of one element. `scale`, `sliding_window`,
-`kv_segment_size`, `k_pre_transposed`, `softmax` and `lnc` are compiled in: Python values. Under
-`jax.vmap` the kernel runs once per element, one after the other. No gradient is defined.
+`prior_tokens`) may be scalars or arrays of one element. `scale`, `softcap`,
+`sliding_window`, `kv_segment_size`, `k_pre_transposed`, `softmax` and `lnc` are compiled in: Python
+values. Under `jax.vmap` the kernel runs once per element, one after the other. No gradient is
+defined.
 
 A rejected argument is a ValueError; from a callback JAX may raise it as its own JaxRuntimeError,
 whose message holds that of the ValueError.
@@ -30,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 COMPILED_IN = (
-    "kv_segment_size", "scale", "sliding_window", "k_pre_transposed", "softmax", "lnc",
+    "kv_segment_size", "scale", "softcap", "sliding_window", "k_pre_transposed", "softmax", "lnc",
 )  # fmt: skip
 """Arguments that are Python values while JAX traces; all others are arrays."""
 

@@ -151,8 +151,9 @@ def prepare_paged_decode(
         shape = plan.shape
         sizes = DecodeSizes(shape.tokens, shape.edge_tokens, shape.tiles, shape.part_segments)
         arrays = (
-            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.lists.arrays(), sizes, factors.scale,
-            factors.sinks, factors.k_scales, factors.v_scales, plan.k_pre_transposed, return_lse,
+            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.lists.arrays(), sizes,
+            factors.numbers, factors.sinks, factors.k_scales, factors.v_scales,
+            plan.k_pre_transposed, return_lse,
         )  # fmt: skip
         return Launch(paged_decode_kernel, plan.step.num_cores, arrays, finish)
 

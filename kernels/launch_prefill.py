@@ -95,7 +95,7 @@ def _check_chunk(
         window = None
     mode = check_softmax(options["softmax"], q, most_tokens)
     factors = check_factors(options, kind, q, k_cache, v_cache)
-    softmax = SoftmaxArguments(factors.scale, window, "exact", bool(options["return_lse"]))
+    softmax = SoftmaxArguments(factors.numbers, window, "exact", bool(options["return_lse"]))
     return _Chunk(
         q, k, v, device_fp8(k_cache), device_fp8(v_cache), _number(count), factors, mode, softmax,
         cores,

@@ -11,7 +11,8 @@ from functools import wraps
 from typing import Any, ParamSpec, SupportsIndex, TypedDict, TypeVar
 
 from .arrays import Array, ArrayKind, read_optional
-from .validation import check_cache_scale, check_scale, check_sinks
+from .sizes import ScoreNumbers
+from .validation import check_cache_scale, check_scale, check_sinks, check_softcap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +23,8 @@ class AttentionOptions(TypedDict, total=False):
 
     scale: float | None
     """Factor of the scores, 1e-12 to 1e6; None is 1 / sqrt(head_dim)."""
+    softcap: float
+    """c, 0.01 to 1000: scores are c * tanh(scores / c), before sinks; 0 is no cap."""
     sliding_window: int | None
     """W >= 1: a token sees itself and the W - 1 before it."""
     sinks: Any
@@ -67,8 +70,8 @@ class DecodeOptions(AttentionOptions, total=False):
 
 
 ATTENTION: AttentionOptions = {
-    "scale": None, "sliding_window": None, "sinks": None, "k_scale": None, "v_scale": None,
-    "k_pre_transposed": False, "softmax": "auto", "lnc": 1, "return_lse": False,
+    "scale": None, "softcap": 0.0, "sliding_window": None, "sinks": None, "k_scale": None,
+    "v_scale": None, "k_pre_transposed": False, "softmax": "auto", "lnc": 1, "return_lse": False,
 }  # fmt: skip
 SEGMENTED: SegmentedOptions = {"kv_segment_size": 2048, **ATTENTION}
 PLAN: PlanOptions = {
@@ -110,7 +113,7 @@ def with_defaults(defaults: Mapping[str, Any]) -> Callable[[Callable[P, R]], Cal
 class Factors:
     """The numbers of a layer's softmax and caches, checked, as kernels take them."""
 
-    scale: float
+    numbers: ScoreNumbers
     sinks: Array | None
     """[1, H] fp32."""
     k_scales: Array | None
@@ -124,7 +127,7 @@ def check_factors(
 ) -> Factors:
     """Those of q [..., H, S, d] and its caches; ValueError naming the option."""
     return Factors(
-        check_scale(options["scale"], q.shape[-1]),
+        ScoreNumbers(check_scale(options["scale"], q.shape[-1]), check_softcap(options["softcap"])),
         check_sinks(read_optional(kind, options["sinks"]), q.shape[-3]),
         check_cache_scale("k_scale", read_optional(kind, options["k_scale"]), k_cache),
         check_cache_scale("v_scale", read_optional(kind, options["v_scale"]), v_cache),

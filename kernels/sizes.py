@@ -1,5 +1,7 @@
 """Sizes of the hardware and numbers of the softmax that host, plans and device code share."""
 
+from typing import NamedTuple
+
 from ..reference.paging import ROW_TILE
 
 PARTITIONS = ROW_TILE
@@ -38,6 +40,24 @@ PRESENT, ABSENT = 3.4028234663852886e38, -1.5 * 2.0**127
 """Raw scores of work that requests share are held below the first where a request has the key, and
 below the second where it has not: selected, not added, so that no finite score gets through. A
 score of another request above -ABSENT makes infinite weights, which the host function notices."""
+
+
+class ScoreNumbers(NamedTuple):
+    """What makes scores of the products of queries and keys: compiled in, a tuple for kernels."""
+
+    scale: float
+    softcap: float = 0.0
+    """c: scores are c * tanh(scale * product / c); 0: scale * product."""
+
+    @property
+    def of_products(self) -> float:
+        """Factor of the products; with a cap that of minus the argument of `sigmoid_of`."""
+        return 2.0 * self.scale / self.softcap if self.softcap else self.scale
+
+    @property
+    def of_scores(self) -> float:
+        """Factor of raw scores: of products, or of sigmoids."""
+        return 2.0 * self.softcap if self.softcap else self.scale
 
 
 EDGE_BLOCKS = 3

@@ -27,7 +27,7 @@ _CHUNK = "Tensor q, Tensor k, Tensor v, "
 _SCALES = "Tensor? k_scale=None, Tensor? v_scale=None"
 _CACHES = f"{_SCALES}, bool k_pre_transposed=False"
 _OPTIONS = (
-    "float? scale=None, int? sliding_window=None, Tensor? sinks=None, "
+    "float? scale=None, float softcap=0.0, int? sliding_window=None, Tensor? sinks=None, "
     f'{_CACHES}, str softmax="auto", int lnc=1'
 )
 

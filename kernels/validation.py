@@ -37,6 +37,8 @@ microseconds there, and the error of no call is above that of an exact maximum."
 SMALLEST_SCALE = 1e-6
 SOFTMAX_SCALES = (1e-12, 1e6)
 """Beyond them the scale times softmax.FLOOR, or a sink divided by it, leaves fp32."""
+SOFTCAPS = (1e-2, 1e3)
+"""Models cap at 20 to 50. Capped scores have an error of 2^-23 of the cap in fp32."""
 LONGEST_WINDOW = 2**31 - 1
 """More than any cache holds: longer windows are this one."""
 SOFTMAX_MODES = ("auto", "bounded", "exact")
@@ -192,6 +194,18 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     if not low <= value <= high:
         raise ValueError(f"scale={scale}: must be within {low:g}..{high:g}")
     return value
+
+
+def check_softcap(softcap: float) -> float:
+    """A number within SOFTCAPS, or 0 for none."""
+    try:
+        number = float(softcap)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"softcap={softcap!r}: must be a number") from error
+    smallest, largest = SOFTCAPS
+    if number and not smallest <= number <= largest:
+        raise ValueError(f"softcap={softcap}: must be 0 or within {smallest:g}..{largest:g}")
+    return number
 
 
 def check_cores(lnc: SupportsIndex) -> int:

@@ -9,6 +9,7 @@ KV heads (head h reads KV head h // (H / KV)), d the head size:
                       [num_blocks, KV, d, block_size]
     block_table       [max_blocks] int32, -1 = these keys are absent;  decode: [B, max_blocks]
     slot_mapping      [S] int32, -1 = the token is not written
+    softcap           c > 0: scores are c * tanh(scores / c); 0: they are not capped
     sinks             [H]               a logit that joins the softmax sum once, without a value
     k_scale, v_scale  number or [KV]    real value = stored value x scale
 
@@ -57,6 +58,7 @@ def padded_prefill(
     num_tokens: int,
     *,
     scale: float | None = None,
+    softcap: float = 0.0,
     sliding_window: int | None = None,
     sinks: Array | None = None,
     k_scale: float | Array | None = None,
@@ -74,7 +76,7 @@ def padded_prefill(
     no_blocks = np.empty(0, np.int32)
     out, lse = segmented_attention(
         q, k, v, nothing, nothing, no_blocks, 0, num_tokens,
-        scale=scale, sliding_window=sliding_window, sinks=sinks, return_lse=True,
+        scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks, return_lse=True,
     )  # fmt: skip
     write_kv_cache(
         k, v, k_cache, v_cache, slot_mapping,
@@ -95,6 +97,7 @@ def segmented_attention(
     *,
     kv_segment_size: int = 2048,
     scale: float | None = None,
+    softcap: float = 0.0,
     sliding_window: int | None = None,
     sinks: Array | None = None,
     k_scale: float | Array | None = None,
@@ -121,8 +124,9 @@ def segmented_attention(
         for row in range(num_tokens):
             seen = _seen(positions, prior_tokens + row, sliding_window)
             out[head, row], lse[head, row] = _attend(
-                q[head, row], keys[seen], values[seen], _scale(scale, head_dim), _sink(sinks, head)
-            )
+                q[head, row], keys[seen], values[seen],
+                _scale(scale, head_dim), softcap, _sink(sinks, head),
+            )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
@@ -135,6 +139,7 @@ def paged_decode(
     *,
     query_lens: Array | None = None,
     scale: float | None = None,
+    softcap: float = 0.0,
     sliding_window: int | None = None,
     sinks: Array | None = None,
     k_scale: float | Array | None = None,
@@ -166,7 +171,7 @@ def paged_decode(
                 seen = _seen(positions, context - real + t, sliding_window)
                 out[request, head, t], lse[request, head, t] = _attend(
                     q[request, head, t], keys[seen], values[seen],
-                    _scale(scale, head_dim), _sink(sinks, head),
+                    _scale(scale, head_dim), softcap, _sink(sinks, head),
                 )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -260,12 +265,14 @@ def _seen(positions: npt.NDArray[np.int64], position: int, window: int | None) -
 
 
 def _attend(
-    query: Array, keys: Float64, values: Float64, scale: float, sink: float
+    query: Array, keys: Float64, values: Float64, scale: float, softcap: float, sink: float
 ) -> tuple[Float64, float]:
     """softmax(scale * keys . query) . values for one row, with `sink` in the sum, and its lse."""
     if not len(keys):
         return np.zeros(values.shape[1]), -np.inf
     scores = scale * (keys @ query.astype(np.float64))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
     shift = max(scores.max(), sink)
     weights = np.exp(scores - shift)
     total = weights.sum() + np.exp(sink - shift)

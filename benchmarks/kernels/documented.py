@@ -7,6 +7,7 @@ it includes, that is every modelled number of the documentation of our kernels.
 from collections.abc import Iterator
 
 from segattn.benchmarks.kernels.modelled import Functions, model, record
+from segattn.benchmarks.kernels.own_shapes import OwnShape
 from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, KeyColumns, Prefill, Workload
 from segattn.reference.nki.cost.constants import BANDS, CostConstants
 
@@ -65,7 +66,18 @@ KEYS: tuple[Workload, ...] = (
     *(KeyColumns(CacheWrite(2048, block_size=size, first=8)) for size in BLOCKS),
 )
 
-DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *PREFILLS, *DECODES, *KEYS)
+CAP = (("softcap", 30.0),)
+
+CAPPED: tuple[Workload, ...] = (
+    OwnShape(Prefill(2048, 8192), CAP),
+    OwnShape(Prefill(2048, 8192), (*CAP, ("softmax", "exact"))),
+    OwnShape(Prefill(2048, 0), CAP),
+    OwnShape(Prefill(512, 8192), CAP),
+    OwnShape(Decode(16, 2048), CAP),
+    OwnShape(Decode(1, 32768), CAP),
+)
+
+DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *PREFILLS, *DECODES, *CAPPED, *KEYS)
 
 
 HEAD = f"| call | {' | '.join(f'{name} us' for name in BANDS)} | share at base | exact over auto |"

@@ -27,17 +27,17 @@ numbers.__name__ = "list of numbers separated by commas"  # what argparse calls 
 
 @dataclass(frozen=True)
 class OwnShape:
-    """A workload with a softmax of one's choice, in float32 if asked for."""
+    """A workload with options of its function, in float32 if asked for."""
 
     workload: Prefill | Decode
-    float32: bool
-    softmax: str | None
+    options: tuple[tuple[str, Any], ...]
+    float32: bool = False
 
     @property
     def label(self) -> str:
         """That of the workload and what differs."""
-        parts = [self.workload.label, "float32" if self.float32 else "", self.softmax or ""]
-        return ", ".join(filter(None, parts))
+        options = [v if isinstance(v, str) else f"{name} {v:g}" for name, v in self.options]
+        return ", ".join([self.workload.label, *(["float32"] if self.float32 else []), *options])
 
     @property
     def kernel(self) -> str:
@@ -64,7 +64,7 @@ class OwnShape:
                 else value
                 for name, value in arguments.items()
             }
-        return arguments | ({"softmax": self.softmax} if self.softmax else {})
+        return arguments | dict(self.options)
 
 
 def add_shape_options(parser: ArgumentParser) -> None:
@@ -86,6 +86,7 @@ def add_shape_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--window", type=int, help="sliding window")
     group.add_argument("--softmax", choices=SOFTMAX, help="of prefills (auto)")
+    group.add_argument("--softcap", type=float, help="cap of the scores")
 
 
 def own_targets(options: Namespace) -> list[Target]:
@@ -109,12 +110,14 @@ def own_targets(options: Namespace) -> list[Target]:
         "fp8": options.dtype == "fp8",
     }
     float32 = options.dtype == "float32"
+    cap = (("softcap", options.softcap),) if options.softcap else ()
+    softmax = (("softmax", options.softmax),) if options.softmax else ()
     works: list[tuple[Workload, str]] = [
-        (OwnShape(Prefill(rows, prior, **sizes), float32, options.softmax), "mfu")
+        (OwnShape(Prefill(rows, prior, **sizes), (*softmax, *cap), float32), "mfu")
         for rows, prior in product(options.rows or (), options.prior)
     ]
     works += [
-        (OwnShape(Decode(batch, context, **sizes), float32, None), "hbm")
+        (OwnShape(Decode(batch, context, **sizes), cap, float32), "hbm")
         for batch, context in product(options.batch or (), options.context)
     ]
     return [Target(work, 0.0, metric) for work, metric in works]

@@ -77,7 +77,7 @@ def padded_prefill_kernel(
     key_run: int = 0,  # [num_blocks, KV, d, block_size]
 ) -> tuple[nl.NkiTensor, ...]:
     """Attention [H, S, d] of the chunk over itself, caches, flags [cores, H], lse [H, S]."""
-    softmax = SoftmaxArguments(*softmax)
+    softmax = SoftmaxArguments.of(softmax)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     keys = Source(k, k_cache, k_scales, writes, run)
     if key_writes is not None:
@@ -108,7 +108,7 @@ def chunk_attention_kernel(
     sinks: nl.NkiTensor | None = None,  # [1, H] fp32
 ) -> tuple[nl.NkiTensor, ...]:
     """padded_prefill_kernel without its cache write and the caches."""
-    softmax = SoftmaxArguments(*softmax)
+    softmax = SoftmaxArguments.of(softmax)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     prefill = Prefill(
         ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),

@@ -41,7 +41,7 @@ scale in fp32, v_scale the result. A sequence that two cores share is added up a
 import math
 
 from ..backend import nisa, nki, nl
-from ..sizes import PARTITIONS
+from ..sizes import PARTITIONS, ScoreNumbers
 from .decode.batch import (
     Constants,
     DecodeArguments,
@@ -128,8 +128,8 @@ def merge_cores(
     nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
     psum = Psum(args.q.dtype)
     factors: nl.NkiTensor | None = None
-    if args.k_scales is not None:
-        column = numbers_of(args.k_scales, numbers[0:rows, 2:3])
+    if args.score_k_scales is not None:
+        column = numbers_of(args.score_k_scales, numbers[0:rows, 2:3])
         nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=args.scale)
         factors = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=factors, src=constants.spread(column, psum.maxima[1]))
@@ -168,7 +168,7 @@ def paged_decode_kernel(
     shared: nl.NkiTensor,
     empty: nl.NkiTensor,
     sizes: DecodeSizes,
-    scale: float,
+    numbers: ScoreNumbers,
     sinks: nl.NkiTensor | None = None,  # [1, H] fp32
     k_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
     v_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
@@ -193,7 +193,7 @@ def paged_decode_kernel(
     if with_lse:
         lse = nl.ndarray(q.shape[:3], dtype=nl.float32, buffer=nl.shared_hbm)
     args = DecodeArguments(
-        q, v_cache, out, lse, keys, scale, sinks, k_scales, v_scales, rows,
+        q, v_cache, out, lse, keys, ScoreNumbers(*numbers), sinks, k_scales, v_scales, rows,
         masks.shape[2] - 2 * tiles, *sizes,
     )  # fmt: skip
     num_parts = len(args.parts)

@@ -73,7 +73,7 @@ def segmented_attention_kernel(
     """Attention [H, S, d] of the chunk over prior and itself, flags [cores, H], lse [H, S]."""
     assert kv_segment_size % PARTITIONS == 0, "kv_segment_size must be a multiple of 128"
     assert kv_segment_size % v_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
-    softmax = SoftmaxArguments(*softmax)
+    softmax = SoftmaxArguments.of(softmax)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     tokens = None
     if window_slots is not None:

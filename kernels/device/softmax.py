@@ -24,6 +24,17 @@ class ScoreScale:
     negative: float | nl.NkiTensor
 
 
+def sigmoid_of(dst: nl.NkiTensor, products: nl.NkiTensor, factor: float | nl.NkiTensor) -> None:
+    """Dst [rows, n] fp32 SBUF = 1 / (1 + exp(factor * products)); factor is -`of_products`.
+
+    It caps scores: c * tanh(x) = 2 c * sigmoid(2 x) - c. The last term moves all scores of a row
+    alike, so it is left out, sinks are raised by c, and the lse is lowered by it. ACT has exp
+    loaded; a table of tanh or sigmoid would be loaded anew each time.
+    """
+    nisa.activation(dst=dst, op=nl.exp, data=products, scale=factor)
+    nisa.tensor_scalar(dst=dst, data=dst, op0=nl.add, operand0=1.0, op1=nl.power, operand1=-1.0)
+
+
 def cached_scale(k_scale: nl.NkiTensor, scale: float) -> ScoreScale:
     """Factor of scores against stored keys: the softmax scale times k_scale [rows, 1]."""
     positive = nl.ndarray(k_scale.shape, dtype=nl.float32, buffer=nl.sbuf)

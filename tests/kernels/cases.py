@@ -38,6 +38,7 @@ class Options:
     k_pre_transposed: bool
     with_scales: bool  # also for a cache that is not fp8, which needs none
     scale: float | None
+    softcap: float = 0.0
 
     def unseen(self, prior: int) -> int:
         """Tokens of a prior that the window hides from every token after it."""
@@ -70,6 +71,7 @@ class Options:
         sinks = rng.uniform(-6, 6, num_q_heads).astype(np.float32) if self.with_sinks else None
         return {
             "sliding_window": self.window, "sinks": sinks, "lnc": self.lnc, "scale": self.scale,
+            "softcap": self.softcap,
         }  # fmt: skip
 
 
@@ -83,6 +85,7 @@ options = st.builds(
     k_pre_transposed=st.booleans(),
     with_scales=st.booleans(),
     scale=st.sampled_from([None, 0.05, 0.2]),
+    softcap=st.sampled_from([0.0, 0.0, 2.5, 30.0]),
 )
 
 

@@ -16,12 +16,21 @@ def no_slots(num_rows: int) -> npt.NDArray[np.int32]:
 
 
 def dense(
-    q: Array, k: Array, v: Array, prior: int, window: int | None = None, sinks: Array | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    prior: int,
+    window: int | None = None,
+    sinks: Array | None = None,
+    softcap: float = 0.0,
 ) -> Float64:
     """Whole-matrix softmax attention; query i stands at prior + i, key j at j."""
     group = q.shape[0] // k.shape[0]
     k, v = np.repeat(k, group, 0), np.repeat(v, group, 0)
     scores = np.einsum("hqd,hkd->hqk", q, k) / np.sqrt(q.shape[2])
+    if softcap:
+        bent = np.exp(2 * scores / softcap)
+        scores = softcap * (bent - 1) / (bent + 1)
     behind = prior + np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])
     visible = (behind >= 0) & (behind < (np.inf if window is None else window))
     weights = np.where(visible, np.exp(scores), 0.0)

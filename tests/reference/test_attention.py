@@ -49,6 +49,20 @@ def test_a_sink_takes_its_share_of_the_sum() -> None:
     np.testing.assert_allclose(out, [[[2.0]]], rtol=1e-15)
 
 
+def test_a_cap_bends_scores_before_the_sink_joins() -> None:
+    # 4 tanh(score / 4) of 0 and of 4 artanh(ln 3 / 4) is 0 and ln 3; the sink is not capped.
+    q = np.ones((1, 2, 1))
+    k = np.array([[[0.0], [4.0 * np.arctanh(np.log(3.0) / 4.0)]]])
+    v = np.array([[[4.0], [8.0]]])
+    sinks = np.array([np.log(6.0)])
+    out, _, _, lse = padded_prefill(
+        q, k, v, *nan_caches(1, 1, 2, 1), no_slots(2), 2, scale=1.0, softcap=4.0, sinks=sinks,
+        return_lse=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(out, [[[4.0 / 7.0], [(4.0 + 3 * 8.0) / 10.0]]], rtol=1e-14)
+    np.testing.assert_allclose(lse, [[np.log(7.0), np.log(10.0)]], rtol=1e-14)
+
+
 def test_prior_keys_come_through_the_block_table() -> None:
     k_cache, v_cache = nan_caches(4, 1, 2, 3)
     k_cache[3, 0], v_cache[3, 0] = 0.0, [[1.0, 0, 0], [0, 1.0, 0]]
@@ -125,6 +139,7 @@ def test_caches_are_updated_in_place_and_returned() -> None:
     block_size=st.integers(1, 4),
     window=st.none() | st.integers(1, 15),
     with_sinks=st.booleans(),
+    softcap=st.sampled_from([0.0, 0.7]),
 )
 def test_every_path_to_the_same_tokens_is_the_dense_formula(
     seed: int,
@@ -136,6 +151,7 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
     block_size: int,
     window: int | None,
     with_sinks: bool,
+    softcap: float,
 ) -> None:
     """Whole prefill; prefill of the prior then a chunk; the same chunk as a decode with T rows."""
     rng = np.random.default_rng(seed)
@@ -143,7 +159,7 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
     q = rng.standard_normal((group * num_kv_heads, total, d))
     k, v = (rng.standard_normal((num_kv_heads, total, d)) for _ in range(2))
     sinks = rng.standard_normal(len(q)) if with_sinks else None
-    expected = dense(q, k, v, 0, window, sinks)
+    expected = dense(q, k, v, 0, window, sinks, softcap)
 
     num_blocks = -(-total // block_size)
     table = rng.permutation(num_blocks + 2)[:num_blocks].astype(np.int32)
@@ -155,7 +171,7 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
 
     out, _, _ = padded_prefill(
         padded(q), padded(k), padded(v), *nan_caches(1, num_kv_heads, 1, d),
-        no_slots(total + padding), total, sliding_window=window, sinks=sinks,
+        no_slots(total + padding), total, sliding_window=window, sinks=sinks, softcap=softcap,
     )  # fmt: skip
     np.testing.assert_allclose(out[:, :total], expected, rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(out[:, total:], 0.0)
@@ -173,6 +189,7 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
         num_tokens,
         sliding_window=window,
         sinks=sinks,
+        softcap=softcap,
     )
     np.testing.assert_allclose(out[:, :num_tokens], expected[:, prior:], rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(out[:, num_tokens:], 0.0)
@@ -182,7 +199,7 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
     decoded = paged_decode(
         np.stack([chunk_q, np.full((len(q), rows, d), np.nan)]), k_cache, v_cache, tables,
         np.array([total, 0], np.int32), query_lens=np.array([num_tokens, 0], np.int32),
-        sliding_window=window, sinks=sinks,
+        sliding_window=window, sinks=sinks, softcap=softcap,
     )  # fmt: skip
     real = decoded[0, :, :num_tokens]
     np.testing.assert_allclose(real, expected[:, prior:], rtol=1e-12, atol=1e-14)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...backend import nisa, nl
-from ...sizes import FLOOR, PARTITIONS, PSUM_BANK_BYTES
+from ...sizes import FLOOR, PARTITIONS, PSUM_BANK_BYTES, ScoreNumbers
 from ..loading import element_bytes
 from .keys import KeySource
 
@@ -36,7 +36,7 @@ class DecodeArguments:
     out: nl.NkiTensor  # [B, H, T, d]
     lse: nl.NkiTensor | None  # [B, H, T] fp32
     keys: KeySource
-    scale: float
+    numbers: ScoreNumbers
     sinks: nl.NkiTensor | None  # [1, H] fp32
     k_scales: nl.NkiTensor | None  # [1, KV] fp32
     v_scales: nl.NkiTensor | None
@@ -46,6 +46,16 @@ class DecodeArguments:
     edge_tokens: int
     tiles: int
     part_segments: int
+
+    @property
+    def scale(self) -> float:
+        """Factor of raw scores."""
+        return self.numbers.of_scores
+
+    @property
+    def score_k_scales(self) -> nl.NkiTensor | None:
+        """Those of raw scores: a cap has taken them in."""
+        return None if self.numbers.softcap else self.k_scales
 
     @property
     def d(self) -> int:

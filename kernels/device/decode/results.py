@@ -75,9 +75,11 @@ def scaled_maxima(
     """Maxima of the scaled scores, [n, 1] fp32."""
     scaled = nl.ndarray(row_max.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=scaled, data=row_max, op0=nl.multiply, operand0=args.scale)
-    if args.k_scales is not None:
-        k_scale = numbers_of(args.k_scales, kv_heads)
+    if args.score_k_scales is not None:
+        k_scale = numbers_of(args.score_k_scales, kv_heads)
         nisa.tensor_tensor(dst=scaled, data1=scaled, data2=k_scale, op=nl.multiply)
+    if args.numbers.softcap:
+        nisa.tensor_scalar(dst=scaled, data=scaled, op0=nl.subtract, operand0=args.numbers.softcap)
     return scaled
 
 

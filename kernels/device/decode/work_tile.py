@@ -15,6 +15,7 @@ from itertools import cycle
 
 from ...backend import nisa, nl
 from ...sizes import FLOOR, MASKED, PARTITIONS
+from ..softmax import sigmoid_of
 from .batch import (
     Constants,
     DecodeArguments,
@@ -121,15 +122,19 @@ class Batch:
         return columns
 
     def load_factors(self) -> nl.NkiTensor | None:
-        """Softmax scale times k_scale of each column, [128, (segment, row)]."""
+        """Factor of the products times k_scale of each column, [128, (segment, row)].
+
+        With a cap it is negative, as `sigmoid_of` takes it.
+        """
         args = self.args
         if args.k_scales is None:
             return None
+        own = -args.numbers.of_products if args.numbers.softcap else args.scale
         factors = nl.ndarray((PARTITIONS, self.columns), dtype=nl.float32, buffer=nl.sbuf)
         for part, (first, count) in enumerate(args.parts):
             height = count * args.rows
             column = numbers_of(args.k_scales, self.lists.column(4, part)[0:height, :])
-            nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=args.scale)
+            nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=own)
             spread = self.constants.spread(column, self.psum.maxima[1])
             at = first * args.rows
             nisa.tensor_copy(dst=factors[:, at : at + height], src=spread)
@@ -232,17 +237,39 @@ class Batch:
             dst=lowered, data1=scores[:, 0:size],
             data2=lowered_by.ap([[count, PARTITIONS], [1, count], [0, tokens]]), op=nl.subtract,
         )  # fmt: skip
-        factors = self.factors
-        if factors is not None:
-            factors = factors.ap(
-                [[self.columns, PARTITIONS], [1, count], [0, tokens]], offset=first
-            )
+        factors = None if self.args.numbers.softcap else self.factors_of(first, count, tokens)
         weights = nl.ndarray((PARTITIONS, size), dtype=self.args.q.dtype, buffer=nl.sbuf)
         exponentials(
             weights.ap([[size, PARTITIONS], [1, count], [count, tokens]]), lowered,
             self.args.scale, factors,
         )  # fmt: skip
         return weights
+
+    def factors_of(self, first: int, count: int, tokens: int) -> nl.NkiTensor | None:
+        """Factors of the scores of some columns, [128, (column, token)]."""
+        if self.factors is None:
+            return None
+        return self.factors.ap([[self.columns, PARTITIONS], [1, count], [0, tokens]], offset=first)
+
+    def raw_scores(
+        self, products: nl.NkiTensor, tokens: int, columns: tuple[int, int]
+    ) -> nl.NkiTensor:
+        """Products [128, (column, token)] in PSUM, with a cap their sigmoids in SBUF.
+
+        columns: first and number.
+        """
+        numbers, (first, count) = self.args.numbers, columns
+        if not numbers.softcap:
+            return products
+        size = count * tokens
+        own = nl.ndarray((PARTITIONS, size), dtype=nl.float32, buffer=nl.sbuf)
+        factors = self.factors_of(first, count, tokens)
+        if factors is None:
+            sigmoid_of(own, products[:, 0:size], -numbers.of_products)
+        else:
+            nisa.tensor_tensor(dst=own, data1=products[:, 0:size], data2=factors, op=nl.multiply)
+            sigmoid_of(own, own, 1.0)
+        return own
 
     def attend(
         self, weights: nl.NkiTensor, values: nl.NkiTensor, tokens: int
@@ -280,7 +307,8 @@ class Batch:
             yield from self.scores(keys, e, (at, columns), self.psum.edge_scores, self.edge_tiles)
             own = state.of(at, columns)
             row_max = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
-            masked = self.seen_scores(part, row_max)
+            scores = self.raw_scores(self.psum.edge_scores, e, (at, columns))
+            masked = self.seen_scores(part, scores, row_max)
             nisa.tensor_copy(dst=own.row_max, src=row_max, engine=nisa.engine.gpsimd)
             yield
             weights = self.weights(masked, e, row_max, at)
@@ -290,7 +318,7 @@ class Batch:
                 nisa.tensor_copy(dst=total, src=new)
             yield
 
-    def seen_scores(self, part: int, row_max: nl.NkiTensor) -> nl.NkiTensor:
+    def seen_scores(self, part: int, scores: nl.NkiTensor, row_max: nl.NkiTensor) -> nl.NkiTensor:
         """A part's edge scores, MASKED where not seen; their maxima into [128, columns]."""
         args, lists, e = self.args, self.lists, self.args.edge_tokens
         first, count = args.parts[part]
@@ -305,7 +333,7 @@ class Batch:
                 ],
                 offset=parts + parts * e + first * queries * e,
             ),
-            on_true=self.psum.edge_scores[:, 0 : columns * e],
+            on_true=scores[:, 0 : columns * e],
             on_false=MASKED,
         )  # fmt: skip
         own = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
@@ -338,6 +366,7 @@ class Batch:
         """A tile's weights and weighted values join its segments' states, which hold the edges."""
         args = self.args
         count, rows, t = self.tile_columns, args.rows, args.tokens
+        scores = self.raw_scores(scores, t, (tile * count, count))
         maxima = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(
             dst=maxima, op=nl.maximum,
@@ -428,7 +457,7 @@ class Batch:
 
     def change_factors(self, tile: int, changes: nl.NkiTensor, alphas: nl.NkiTensor) -> None:
         """Exp of the scaled changes of a tile's columns, and of its first rows for each before."""
-        if self.factors is None:
+        if self.factors is None or self.args.numbers.softcap:
             exponentials(alphas, changes, self.args.scale, None)
             return
         rows, at = self.args.rows, tile * self.tile_columns

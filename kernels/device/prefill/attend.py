@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...backend import nisa, nl
-from ...sizes import PARTITIONS
+from ...sizes import PARTITIONS, ScoreNumbers
 from ..loading import broadcast_row, element_bytes, row_tile_view, runs_of
 from ..masks import q_tile_rows, valid_rows
 from ..tile_schedule import Q_BLOCK_TILES, QGroup, core_q_groups, head_layout, passes_of
@@ -57,11 +57,17 @@ class ChunkArguments:
 class SoftmaxArguments(NamedTuple):
     """How the softmax is taken: compiled in, a tuple as kernels take it."""
 
-    scale: float
+    numbers: ScoreNumbers
     window: int | None
     mode: str
     """"exact" or "bounded"."""
     with_lse: bool = False
+
+    @classmethod
+    def of(cls, given: "SoftmaxArguments") -> "SoftmaxArguments":
+        """From what a kernel is given: plain tuples on a device."""
+        numbers, window, mode, with_lse = given
+        return cls(ScoreNumbers(*numbers), window, mode, with_lse)
 
 
 @dataclass
@@ -93,6 +99,12 @@ class Prefill:
         self._real = broadcast_row(chunk.num_tokens)
         self._every_valid = valid_rows(self._real, num_rows // PARTITIONS)
         self._every_sink = None if chunk.sinks is None else broadcast_row(chunk.sinks)
+        if self._every_sink is not None and softmax.numbers.softcap:
+            # Scores are sigmoids times 2 softcap: a softcap above the real ones.
+            nisa.tensor_scalar(
+                dst=self._every_sink, data=self._every_sink, op0=nl.add,
+                operand0=softmax.numbers.softcap,
+            )  # fmt: skip
         self._keys: dict[int, ChunkKeys] = {}
         self._flags = sbuf((1, num_heads), nl.int32)
         nisa.memset(dst=self._flags, value=0)
@@ -161,10 +173,10 @@ class Prefill:
 
     def _new_softmax(self) -> Softmax:
         """The pipeline of a pass."""
-        dtype, scale = self._chunk.q.dtype, self._given.scale
+        dtype, numbers = self._chunk.q.dtype, self._given.numbers
         if self._given.mode == "bounded":
-            return BoundedSoftmax(dtype, scale)
-        return OnlineSoftmax(dtype, scale, self._band.cut_distances())
+            return BoundedSoftmax(dtype, numbers)
+        return OnlineSoftmax(dtype, numbers, self._band.cut_distances())
 
     def _new_work(self, softmax: Softmax, group: QGroup, prior: Prior | None) -> _Work:
         """What a q_group needs on the chip; `prior` is what its pass sees of the cache."""
@@ -172,7 +184,11 @@ class Prefill:
         d, dtype = chunk.q.shape[2], chunk.q.dtype
         if group.kv_head not in self._keys:
             self._keys[group.kv_head] = ChunkKeys(
-                chunk.k, chunk.v, group.kv_head, self._every_valid, self._given.scale
+                chunk.k,
+                chunk.v,
+                group.kv_head,
+                self._every_valid,
+                self._given.numbers.of_products,
             )
         queries = QueryTiles(group, d, dtype, self._band)
         softmax.add_queries(queries)
@@ -271,7 +287,7 @@ class Prefill:
             while stream.columns_ready < min(sampled_blocks(queries), queries.group.num_blocks):
                 next(stream)
             if not softmax.is_exact:
-                estimate_shift(queries, stream.chunk.kv, self._given.scale, ones)
+                estimate_shift(queries, stream.chunk.kv, softmax, ones)
             for block in range(blocks):
                 stream.until(block + 1)
                 softmax.attend_blocks(queries, [block], stream.chunk.kv, False)

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...backend import nisa, nl
-from ...sizes import MATMUL_COLUMNS, PARTITIONS
+from ...sizes import MATMUL_COLUMNS, PARTITIONS, ScoreNumbers
 from ..tile_schedule import Q_BLOCK_TILES
 from .kv_tiles import KvTiles
 from .on_chip import psum_bank, sbuf
@@ -70,11 +70,12 @@ class BoundedSoftmax(Softmax):
 
     is_exact = False
 
-    def __init__(self, dtype: str, scale: float) -> None:
-        super().__init__(scale)
+    def __init__(self, dtype: str, numbers: ScoreNumbers) -> None:
+        super().__init__(numbers)
         shape = (PARTITIONS, MATMUL_COLUMNS)
         self._weights = [sbuf(shape, dtype) for _ in range(WEIGHT_BUFFERS)]
         self._issued = 0
+        self._waiting: tuple[_Iteration, nl.NkiTensor] | None = None
         self._in_flight: list[_Iteration] = []
         self._sums: dict[int, nl.NkiTensor] = {}
 
@@ -128,16 +129,29 @@ class BoundedSoftmax(Softmax):
                 stationary=iteration.kv.keys(iteration.tile, iteration.tile + 1, part),
                 moving=queries[:, begin:end], accumulate=part > 0,
             )  # fmt: skip
-        nisa.activation(
-            dst=iteration.weights[:, begin:end], op=nl.exp, data=scores[:, begin:end],
-            bias=iteration.queries.neg_max[0], scale=iteration.kv.scale.positive,
-        )  # fmt: skip
-        self._cut(iteration)
+        raw = self.raw_scores(scores[:, begin:end], iteration.kv)
+        self._weigh_waiting()
+        self._waiting = (iteration, raw)
+        if not self.numbers.softcap:
+            self._weigh_waiting()
         self._issued += 1
         self._in_flight.append(iteration)
         if len(self._in_flight) > LAG:
             self._retire()
         self.background.issue()
+
+    def _weigh_waiting(self) -> None:
+        """Weights of the newest iteration: with a cap an iteration later, as ACT waits for DVE."""
+        if self._waiting is None:
+            return
+        iteration, raw = self._waiting
+        self._waiting = None
+        nisa.activation(
+            dst=iteration.weights[:, iteration.begin * PARTITIONS : iteration.end * PARTITIONS],
+            op=nl.exp, data=raw, bias=iteration.queries.neg_max[0],
+            scale=self.score_scale(iteration.kv).positive,
+        )  # fmt: skip
+        self._cut(iteration)
 
     def _cut(self, iteration: _Iteration) -> None:
         """Zero the weights of keys that a row does not see."""
@@ -197,14 +211,16 @@ class BoundedSoftmax(Softmax):
 
     def release(self, kv: KvTiles) -> None:
         """P V of the iterations in flight up to the last one that reads these kv_tiles."""
+        self._weigh_waiting()
         while any(iteration.kv.pieces is kv.pieces for iteration in self._in_flight):
             self._retire()
 
     def drain(self) -> None:
         """P V of every iteration in flight; the next iteration starts the ring of weights anew."""
+        self._weigh_waiting()
         while self._in_flight:
             self._retire()
-        self._issued = 0
+        self._issued = self._num_sigmoids = 0
 
     def weigh_sinks(
         self, queries: QueryTiles, sinks: nl.NkiTensor, tiles: range, weights: nl.NkiTensor

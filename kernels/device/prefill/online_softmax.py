@@ -21,11 +21,11 @@ read by then.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from ...backend import nisa, nl
-from ...sizes import FLOOR, MASKED, PARTITIONS
+from ...sizes import FLOOR, MASKED, PARTITIONS, ScoreNumbers
 from ..tile_schedule import Q_BLOCK_TILES
 from .kv_tiles import PIECE_TILES, KvTiles
 from .on_chip import psum_bank, sbuf, transpose
@@ -65,6 +65,14 @@ class _Iteration:
     transposed: list[nl.NkiTensor]
     correction: nl.NkiTensor
     """[128, 1] fp32, of the accumulator."""
+    scores: list[nl.NkiTensor] = field(default_factory=list)
+    """Of each piece, until there are weights: an iteration keeps no bank."""
+    bias: nl.NkiTensor | None = None
+    """[128, 1] fp32, minus the running maximum."""
+
+    def is_same_tile(self, other: "_Iteration") -> bool:
+        """Whether both are of one q_tile."""
+        return self.queries is other.queries and self.t == other.t
 
     @property
     def pieces(self) -> list[range]:
@@ -95,8 +103,8 @@ class OnlineSoftmax(Softmax):
 
     is_exact = True
 
-    def __init__(self, dtype: str, scale: float, cut_distances: list[int]) -> None:
-        super().__init__(scale)
+    def __init__(self, dtype: str, numbers: ScoreNumbers, cut_distances: list[int]) -> None:
+        super().__init__(numbers)
         rows = [(PARTITIONS, count * PIECE_TILES * PARTITIONS) for count in BANK_PIECES]
         self._weights = [[sbuf(shape, dtype) for shape in rows] for _ in range(PENDING + 1)]
         self._transposed = [[sbuf(shape, dtype) for shape in rows] for _ in range(2)]
@@ -107,6 +115,7 @@ class OnlineSoftmax(Softmax):
         self._unseen = {distance: sbuf(square, nl.bfloat16) for distance in cut_distances}
         self._pending: list[_Iteration] = []
         self._transposing: _Iteration | None = None
+        self._waiting: _Iteration | None = None
         self._issued = 0
         # By how much more time ACT is busy than DVE.
         self._lead_ns = 0.0
@@ -164,6 +173,9 @@ class OnlineSoftmax(Softmax):
         if self._pending and (new is None or len(self._pending) == PENDING):
             transposing = self._pending.pop(0)
         summing, self._transposing = self._transposing, transposing
+        waiting = self._waiting
+        if new is None or (waiting is not None and waiting.is_same_tile(new)):
+            self._weigh_waiting()
         if new is None:
             if transposing is not None:
                 self._transpose(transposing, 0)
@@ -179,7 +191,11 @@ class OnlineSoftmax(Softmax):
         # exp waits for the shift: DVE makes it before it brings back transposed weights.
         bias = self._move_shift(new, row_max)
         self._finish(transposing, summing)
-        self._weigh(new, scores, bias)
+        self._weigh_waiting()
+        new.scores, new.bias = scores, bias
+        self._waiting = new
+        if not self.numbers.softcap:
+            self._weigh_waiting()
 
     def _finish(self, transposing: _Iteration | None, summing: _Iteration | None) -> None:
         """The rest of the second stage, and the third."""
@@ -198,21 +214,49 @@ class OnlineSoftmax(Softmax):
             (queries.query(new.t, features), kv.keys(first, end, features), scores)
             for features in range(len(queries.columns[0]))
         ]
-        mask = kv.mask(first, end)
-        if mask is not None:
-            products.append((self._ones, mask, scores))
-        if kv.first_tile is not None:
-            row_tile = queries.group.row_tile(new.t)
-            for j, tile in enumerate(piece):
-                unseen = self._unseen.get(row_tile - kv.first_tile - tile)
-                if unseen is not None:
-                    own = scores[:, j * PARTITIONS : (j + 1) * PARTITIONS]
-                    products.append((self._identity, unseen, own))
+        mask, unseen = kv.mask(first, end), self._unseen_in(new, piece)
+        if not self.numbers.softcap:
+            if mask is not None:
+                products.append((self._ones, mask, scores))
+            products += [(self._identity, tile, scores[:, columns]) for columns, tile in unseen]
         for i, (stationary, moving, dst) in enumerate(products):
             nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, accumulate=i > 0)
+        if self.numbers.softcap:
+            scores = self.raw_scores(scores, kv)
+            self._mask_sigmoids(scores, mask, unseen)
         self._lead_ns -= vector_ns(scores.shape[1])
         nisa.tensor_reduce(dst=row_max, op=nl.maximum, data=scores, axis=1, keepdims=True)
         return scores
+
+    def _unseen_in(self, new: _Iteration, piece: range) -> list[tuple[slice, nl.NkiTensor]]:
+        """Columns of a piece of which rows see a part only, with what is added to their scores."""
+        kv = new.kv
+        if kv.first_tile is None:
+            return []
+        distance = new.queries.group.row_tile(new.t) - kv.first_tile
+        found = [(j, self._unseen.get(distance - tile)) for j, tile in enumerate(piece)]
+        return [
+            (slice(j * PARTITIONS, (j + 1) * PARTITIONS), tile)
+            for j, tile in found
+            if tile is not None
+        ]
+
+    def _mask_sigmoids(
+        self,
+        sigmoids: nl.NkiTensor,  # [128, keys of the piece] SBUF
+        mask: nl.NkiTensor | None,  # [1, keys of the piece]
+        unseen: list[tuple[slice, nl.NkiTensor]],
+    ) -> None:
+        """Masks of capped scores: an addition before the cap would be capped, too."""
+        self._lead_ns += scalar_ns(sigmoids.shape[1])
+        self._lead_ns -= vector_ns(sigmoids.shape[1])
+        if mask is not None:
+            bank = psum_bank()[:, 0 : sigmoids.shape[1]]
+            nisa.nc_matmul(dst=bank, stationary=self._ones, moving=mask, accumulate=False)
+            nisa.tensor_tensor(dst=sigmoids, data1=sigmoids, data2=bank, op=nl.add)
+        for columns, tile in unseen:
+            own = sigmoids[:, columns]
+            nisa.tensor_tensor(dst=own, data1=own, data2=tile, op=nl.add)
 
     def _move_shift(self, new: _Iteration, row_max: nl.NkiTensor) -> nl.NkiTensor:
         """Minus the running maximum, moved by an iteration."""
@@ -222,7 +266,7 @@ class OnlineSoftmax(Softmax):
             both = sbuf((PARTITIONS, 1))
             nisa.tensor_reduce(dst=both, op=nl.maximum, data=row_max, axis=1, keepdims=True)
         shift = new.queries.neg_max[new.t]
-        scale = new.kv.scale.negative
+        scale = self.score_scale(new.kv).negative
         if new.is_first:
             nisa.tensor_scalar(
                 dst=shift, data=both, op0=nl.maximum, operand0=FLOOR, op1=nl.multiply,
@@ -235,11 +279,17 @@ class OnlineSoftmax(Softmax):
         )
         return moved
 
-    def _weigh(self, new: _Iteration, scores: list[nl.NkiTensor], bias: nl.NkiTensor) -> None:
+    def _weigh_waiting(self) -> None:
         """Weights: exp of the scores; the correction of the accumulator.
 
-        GpSimd, which has time, keeps the new shift.
+        GpSimd, which has time, keeps the new shift. With a cap weights are made an iteration after
+        the scores, as ACT waits for DVE.
         """
+        new, self._waiting = self._waiting, None
+        if new is None:
+            return
+        scores, new.scores, bias = new.scores, [], new.bias
+        assert bias is not None, "scores come before weights"
         ends = [end for pieces in new.banks for end in accumulate(map(len, pieces))]
         banks = [bank for bank, pieces in enumerate(new.banks) for _ in pieces]
         for own, bank, end in zip(scores, banks, ends, strict=True):
@@ -247,7 +297,7 @@ class OnlineSoftmax(Softmax):
             self._lead_ns += scalar_ns(columns)
             nisa.activation(
                 dst=new.weights[bank][:, end * PARTITIONS - columns : end * PARTITIONS], op=nl.exp,
-                data=own, bias=bias, scale=new.kv.scale.positive,
+                data=own, bias=bias, scale=self.score_scale(new.kv).positive,
             )  # fmt: skip
         if not new.is_first:
             shift = new.queries.neg_max[new.t]
@@ -314,7 +364,7 @@ class OnlineSoftmax(Softmax):
         """Finish every iteration; the next one starts the rings of buffers anew."""
         while self._in_flight():
             self._advance(None)
-        self._issued = 0
+        self._issued = self._num_sigmoids = 0
         self._lead_ns = 0.0
 
     def weigh_sinks(

@@ -283,7 +283,9 @@ class PriorPass:
     ) -> None:
         self.softmax, self.prior, self.groups = softmax, prior, groups
         self._num_tokens = num_tokens
-        self.scales = [prior.score_scale(each.group.kv_head, softmax.scale) for each in groups]
+        self.scales = [
+            prior.score_scale(each.group.kv_head, softmax.numbers.of_products) for each in groups
+        ]
         self._first_keys: dict[int, FirstKey] = {}
         # Loop bounds in tokens: nothing is done where they are not loaded.
         self._start, self._end = nisa.register_alloc(0), nisa.register_alloc(0)

@@ -237,6 +237,10 @@ class GroupResult:
         if self._rows.sinks is not None:
             # The sum may have overflowed.
             nisa.tensor_tensor(dst=every, data1=every, data2=self._rows.sinks, op=nl.maximum)
+        if self._softmax.numbers.softcap:
+            nisa.tensor_scalar(
+                dst=every, data=every, op0=nl.subtract, operand0=self._softmax.numbers.softcap
+            )
         nisa.select_reduce(dst=kept, predicate=self._rows.valid, on_true=every, on_false=-math.inf)
         rows = sbuf((total, PARTITIONS))
         transpose([kept], rows, nisa.engine.vector)

@@ -6,6 +6,7 @@ from ..tile_schedule import Q_BLOCK_TILES
 from .kv_tiles import KvTiles
 from .on_chip import over_partitions, psum_bank, sbuf
 from .query_tiles import QueryTiles
+from .softmax_base import Softmax
 
 HEADROOM = 16.0
 """Exponent in nats of the largest sampled score. Scores up to 60 above it stay finite with 131072
@@ -23,7 +24,7 @@ def sampled_blocks(queries: QueryTiles) -> int:
 def estimate_shift(
     queries: QueryTiles,
     kv: KvTiles,  # of the chunk
-    scale: float,
+    softmax: Softmax,
     ones: nl.NkiTensor,  # [1, 128] fp32
 ) -> None:
     """Minus the shift, on every partition.
@@ -45,8 +46,9 @@ def estimate_shift(
                 accumulate=part > 0,
             )  # fmt: skip
         nisa.tensor_reduce(
-            dst=largest[:, block : block + 1], op=nl.maximum, data=scores, axis=1, keepdims=True
-        )
+            dst=largest[:, block : block + 1], op=nl.maximum, data=softmax.raw_scores(scores, kv),
+            axis=1, keepdims=True,
+        )  # fmt: skip
     each = largest
     if blocks > 1:
         each = sbuf((PARTITIONS, 1))
@@ -54,8 +56,9 @@ def estimate_shift(
     number, shift = sbuf((1, 1)), sbuf((1, 1))
     over_partitions(each, nl.maximum, number)
     nisa.tensor_scalar(
-        dst=shift, data=number, op0=nl.multiply, operand0=-scale, op1=nl.add, operand1=HEADROOM
-    )
+        dst=shift, data=number, op0=nl.multiply, operand0=-softmax.scale, op1=nl.add,
+        operand1=HEADROOM,
+    )  # fmt: skip
     nisa.tensor_scalar(
         dst=shift, data=shift, op0=nl.minimum, operand0=LARGEST_SHIFT, op1=nl.maximum,
         operand1=-LARGEST_SHIFT,
