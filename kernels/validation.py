@@ -18,10 +18,11 @@ Array = npt.NDArray[Any]
 
 DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16))
 FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn))
-HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+HEAD_DIMS = range(32, 257, 8)
 BLOCK_SIZES = (16, 32, 64, 128)
 CHUNK_BYTES = 4 << 20
-"""Most bytes of a head's keys in a chunk, which stay in SBUF: S = 8192 with 128 fp32 features."""
+"""Most bytes of a head's keys in a chunk, which stay in SBUF: S = 8192 with 128 fp32 features. More
+than 128 features take the room of 256."""
 BOUNDED_CHUNK_BYTES = 2 << 20
 """The same with softmax="bounded"."""
 MOST_ROWS = 8192
@@ -122,9 +123,23 @@ def check_caches(
     check_shape("v_cache", v_cache, (num_blocks, heads, block_size, head_dim))
     layout = "[num_blocks, KV, d, block_size]" if rows == 3 else "[num_blocks, KV, block_size, d]"
     check_choice(f"block_size (k_cache.shape[{rows}] of {layout})", block_size, BLOCK_SIZES)
-    check_choice("head_dim", head_dim, HEAD_DIMS)
+    check_head_dim("head_dim", head_dim)
     if k_cache.size >= 2**31:
         raise ValueError(f"k_cache: {k_cache.size} elements, must be below 2**31")
+
+
+def check_head_dim(name: str, head_dim: int) -> None:
+    """A head size that the kernels have."""
+    if head_dim not in HEAD_DIMS:
+        least, most = HEAD_DIMS[0], HEAD_DIMS[-1]
+        raise ValueError(
+            f"{name}={head_dim}: must be a multiple of {HEAD_DIMS.step} within {least}..{most}"
+        )
+
+
+def padded_features(head_dim: int) -> int:
+    """Features that the columns of a head have room for beyond 128: whole partitions."""
+    return head_dim if head_dim <= PARTITIONS else -(-head_dim // PARTITIONS) * PARTITIONS
 
 
 def check_writable_caches(k_cache: Array, v_cache: Array, **read: Array) -> None:
@@ -145,7 +160,8 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
     check_shape("k", k, (None, q.shape[1], q.shape[2]))
     check_shape("v", v, k.shape)
     queries_per_kv_head(q.shape[0], k.shape[0])
-    most = min(MOST_ROWS, CHUNK_BYTES // (q.shape[2] * q.dtype.itemsize))
+    most = min(MOST_ROWS, CHUNK_BYTES // (padded_features(q.shape[2]) * q.dtype.itemsize))
+    most -= most % PARTITIONS
     if q.shape[1] % PARTITIONS or q.shape[1] > most:
         raise ValueError(f"q: S={q.shape[1]} must be a multiple of {PARTITIONS} up to {most}")
 
@@ -222,9 +238,8 @@ def check_softmax(softmax: str, q: Array, most_tokens: int) -> str:
     """
     check_choice("softmax", softmax, SOFTMAX_MODES)
     _, num_rows, head_dim = q.shape
-    boundable = (
-        q.dtype != np.float16 and num_rows * head_dim * q.dtype.itemsize <= BOUNDED_CHUNK_BYTES
-    )
+    chunk_bytes = num_rows * padded_features(head_dim) * q.dtype.itemsize
+    boundable = q.dtype != np.float16 and chunk_bytes <= BOUNDED_CHUNK_BYTES
     if softmax == "bounded" and not boundable:
         raise ValueError(
             f"softmax='bounded': needs bfloat16 or float32 (not {q.dtype}) and at most "

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import getLogger
 from time import perf_counter
 
-from ..kernels.validation import BLOCK_SIZES, HEAD_DIMS, check_choice
+from ..kernels.validation import BLOCK_SIZES, check_choice, check_head_dim
 from ..scheduler import (
     DraftTokenIds,
     NeuronAsyncScheduler,
@@ -79,7 +79,7 @@ class Engine:
         with async_scheduling, which would have to be verified before the next step is prepared.
         """
         check_choice("block_size", config.block_size, BLOCK_SIZES)
-        check_choice("the model's head_dim", model.config.head_dim, HEAD_DIMS)
+        check_head_dim("the model's head_dim", model.config.head_dim)
         largest = model.config.max_position_embeddings
         if config.max_model_len > largest:
             raise ValueError(
