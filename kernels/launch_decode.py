@@ -83,7 +83,7 @@ class DecodePlan:
             DecodeCall(
                 num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, block_size,
                 k_rows.dtype.itemsize, tables.shape[1] * block_size, window is not None, lnc,
-                columns, deterministic == "batch",
+                columns and block_size > 1, deterministic == "batch",
             )
         )  # fmt: skip
         if shape.plan_bytes(lnc) > MOST_PLAN_BYTES:

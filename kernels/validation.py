@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16))
 FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn))
 HEAD_DIMS = range(32, 257, 8)
-BLOCK_SIZES = (16, 32, 64, 128)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNK_BYTES = 4 << 20
 """Most bytes of a head's keys in a chunk, which stay in SBUF: S = 8192 with 128 fp32 features. More
 than 128 features take the room of 256."""

@@ -9,7 +9,7 @@ where sinks[h] joins the sum of the softmax as one more logit without a value, a
 are the stored ones times k_scale[g], v_scale[g]. Other rows are zero.
 
 Supported range and errors. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256,
-block_size a power of two >= 16; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two
+block_size a power of two; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two
 cores. Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and
 holes are in the lists of `kernels/plan`, made on the host once per step for all layers; sizes that
 are compiled in depend on shapes alone. `segattn.kernels.paged_decode` raises ValueError for
@@ -186,8 +186,10 @@ def paged_decode_kernel(
     core, num_cores = nl.program_id(0), nl.num_programs(0)
     batches = indices.shape[0] // num_cores
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    if block_size == 1:
+        k_cache = k_cache.reshape(v_cache.shape)  # one token is a row in either layout
     keys: KeySource = KeyRows(k_cache, q.dtype, sizes.edge_tokens)
-    if k_pre_transposed:
+    if k_pre_transposed and block_size > 1:
         keys = KeyColumns(k_cache, q.dtype)
     lse = None
     if with_lse:

@@ -153,8 +153,8 @@ DECODE: list[tuple[str, Any, str]] = [
 GEOMETRY: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 44}, "head_dim=44: must be a multiple of 8 within 32..256"),
     ({"head_dim": 264}, "head_dim=264: must be a multiple of 8 within 32..256"),
-    ({"block_size": 8}, r"block_size .*=8: must be one of 16, 32, 64, 128"),
-    ({"block_size": 24}, r"block_size .*=24: must be one of 16, 32, 64, 128"),
+    ({"block_size": 512}, r"block_size .*=512: must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256"),
+    ({"block_size": 24}, r"block_size .*=24: must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256"),
     ({"dtype": np.float64}, "dtype of q, k, v=.*float64.* must be one of float32"),
 ]
 

@@ -208,7 +208,9 @@ def test_a_length_beyond_the_models_positions_is_refused() -> None:
 
 
 def test_a_block_size_that_the_kernels_do_not_take_is_refused() -> None:
-    with pytest.raises(ValueError, match="block_size=12: must be one of 16, 32, 64, 128"):
+    with pytest.raises(
+        ValueError, match="block_size=12: must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256"
+    ):
         Engine(MODEL, config(block_size=12))
 
 

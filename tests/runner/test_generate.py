@@ -178,7 +178,7 @@ def test_one_bad_prompt_is_an_error_line_and_the_others_finish(
         (("--max-model-len", "1000"), "max_model_len=1000: must be at most 512"),
         (("--max-num-seqs", "0"), "max_num_seqs=0"),
         (("--block-size", "0"), "block_size=0"),
-        (("--block-size", "12"), "block_size=12: must be one of 16, 32, 64, 128"),
+        (("--block-size", "12"), "block_size=12: must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256"),
         (("--num-blocks", "1"), "num_blocks=1"),
         (("--max-num-batched-tokens", "2"), "max_num_batched_tokens=2"),
         (("--dtype", "float16"), "'float16' (choose from 'float32', 'bfloat16')"),
