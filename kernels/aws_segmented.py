@@ -57,7 +57,7 @@ def attention_segmented_cte(
 ) -> Any:
     """Causal attention of chunks over their prior and themselves, all of it in the cache.
 
-    q [B * num_q_heads, S_q, d], with tp_q=False [B * num_q_heads, d, S_q], S_q a multiple of 128;
+    q [B * num_q_heads, S_q, d], with tp_q=False [B * num_q_heads, d, S_q];
     v_cache [num_blocks, KV, block_size, d] and k_cache alike, or
         [num_blocks * KV, d, block_size] with k_pre_transposed,
         [num_blocks, block_size / 2, KV * d, 2] with fp8_packed;

@@ -5,7 +5,7 @@ from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 
-from ..reference.paging import cdiv
+from ..reference.paging import PAD_SLOT_ID, cdiv
 from .addresses import check_padding_slots, check_slots, used_blocks
 from .arrays import ArrayKind, array_kind
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
@@ -46,8 +46,10 @@ LONGEST_SEGMENT = 2048
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The checked arguments that both functions have."""
+    """The checked arguments that both functions have; rows are padded to whole tiles of 128."""
 
+    num_rows: int
+    """S."""
     q: Array
     k: Array
     v: Array
@@ -69,6 +71,15 @@ class _Chunk:
             return self.softmax
         return self.softmax._replace(mode="bounded")
 
+    def of_rows(self, result: Array) -> Array:
+        """Out or lse [H, padded rows, ...] as [H, S, ...]."""
+        return np.ascontiguousarray(result[:, : self.num_rows])
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """The first arguments of both kernels."""
+        return self.q, self.k, self.v, self.k_cache, self.v_cache
+
     @property
     def scales(self) -> tuple[Array | None, Array | None, Array | None]:
         """Sinks and scales of the caches."""
@@ -88,7 +99,9 @@ def _check_chunk(
     check_chunk(q, k, v)
     check_caches(k_cache, v_cache, k.shape[0], q.shape[2], options["k_pre_transposed"])
     check_dtypes(q.dtype, {"k": k, "v": v}, {"k_cache": k_cache, "v_cache": v_cache})
-    count = check_count("num_tokens", num_tokens, q.shape[1])
+    num_rows = q.shape[1]
+    count = check_count("num_tokens", num_tokens, num_rows)
+    q, k, v = map(_whole_tiles, (q, k, v))
     most_tokens = table_blocks * v_cache.shape[2] + q.shape[1]
     window = check_window(options["sliding_window"])
     if window is not None and window >= most_tokens:
@@ -97,8 +110,8 @@ def _check_chunk(
     factors = check_factors(options, kind, q, k_cache, v_cache)
     softmax = SoftmaxArguments(factors.numbers, window, "exact", bool(options["return_lse"]))
     return _Chunk(
-        q, k, v, device_fp8(k_cache), device_fp8(v_cache), _number(count), factors, mode, softmax,
-        cores,
+        num_rows, q, k, v, device_fp8(k_cache), device_fp8(v_cache), _number(count), factors,
+        mode, softmax, cores,
     )  # fmt: skip
 
 
@@ -139,12 +152,14 @@ def prepare_padded_prefill(
             k_rows[...], v_rows[...] = before
             raise _check_failed(flags)
         caches = kind.close_cache(k_cache, k_rows), kind.close_cache(v_cache, v_rows)
-        return (kind.give(out), *caches, *map(kind.give, lse))
+        out, *lse = (kind.give(chunk.of_rows(each)) for each in (out, *lse))
+        return (out, *caches, *lse)
 
-    writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], options["k_pre_transposed"])
+    slots = np.pad(slots, (0, chunk.k.shape[1] - len(slots)), constant_values=PAD_SLOT_ID)
+    block_size = v_rows.shape[2]
+    writes, key_writes = write_arguments(slots, chunk.k, block_size, options["k_pre_transposed"])
     arrays = (
-        q_, k_, v_, chunk.k_cache, chunk.v_cache, *writes, chunk.count, chunk.first_softmax,
-        *chunk.scales, *key_writes,
+        *chunk.arrays, *writes, chunk.count, chunk.first_softmax, *chunk.scales, *key_writes,
     )  # fmt: skip
     return Launch(padded_prefill_kernel, chunk.cores, arrays, finish)
 
@@ -203,7 +218,7 @@ def prepare_segmented_attention(
         prior,
         chunk.softmax.window,
         block_size,
-        q_.shape[1],
+        chunk.q.shape[1],
         q_.shape[2],
         q_.dtype.itemsize,
     )
@@ -213,14 +228,13 @@ def prepare_segmented_attention(
             f"{chunk.softmax.window} needs at most {PARTITIONS}"
         )
     columns = window_columns(slots, prior, block_size) if options["k_pre_transposed"] else ()
-    before = (
-        q_, k_, v_, chunk.k_cache, chunk.v_cache, tables, _number(prior), chunk.count, segment
-    )  # fmt: skip
+    before = (*chunk.arrays, tables, _number(prior), chunk.count, segment)
     behind = (*chunk.scales, options["k_pre_transposed"], slots, *columns)
 
     def give(results: tuple[Array, ...]) -> Any:
         out, _, *lse = results
-        return (kind.give(out), kind.give(lse[0])) if lse else kind.give(out)
+        given = [kind.give(chunk.of_rows(each)) for each in (out, *lse)]
+        return tuple(given) if lse else given[0]
 
     arrays = (*before, chunk.softmax, *behind)
     exact = Launch(segmented_attention_kernel, chunk.cores, arrays, give)
@@ -255,6 +269,12 @@ def _check_failed(flags: Array) -> FloatingPointError:
 def _covering_segment(segment: int, table_tokens: int) -> int:
     """`segment`, or less when SBUF or the block table holds less: whole tiles of 128 tokens."""
     return min(segment, LONGEST_SEGMENT, max(1, cdiv(table_tokens, PARTITIONS)) * PARTITIONS)
+
+
+def _whole_tiles(rows: Array) -> Array:
+    """Rows [heads, S, d], and zeros up to a multiple of 128."""
+    missing = -rows.shape[1] % PARTITIONS
+    return np.pad(rows, ((0, 0), (0, missing), (0, 0))) if missing else rows
 
 
 def _number(value: int) -> Array:

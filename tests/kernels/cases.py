@@ -21,6 +21,8 @@ of the scores themselves explains."""
 dtypes = st.sampled_from([np.float32, ml_dtypes.bfloat16, np.float16])
 head_dims = st.sampled_from([64, 128, 32, 80, 96, 256, 40, 72, 136, 192])
 block_sizes = st.sampled_from([16, 32, 64, 128, 1, 2, 4, 8])
+missing_rows = st.sampled_from([0, 0, 1, 77, 127])
+"""Rows that a chunk has less than whole tiles of 128."""
 seeds = st.integers(0, 2**32 - 1)
 gqa = st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2), (9, 3), (4, 2)])
 """(query heads, KV heads), ratios that are no powers of two included."""
