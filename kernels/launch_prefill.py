@@ -222,11 +222,6 @@ def prepare_segmented_attention(
         q_.shape[2],
         q_.dtype.itemsize,
     )
-    if slots is not None and options["k_pre_transposed"] and block_size > PARTITIONS:
-        raise ValueError(
-            f"block_size={block_size}: k_pre_transposed with sliding_window="
-            f"{chunk.softmax.window} needs at most {PARTITIONS}"
-        )
     columns = window_columns(slots, prior, block_size) if options["k_pre_transposed"] else ()
     before = (*chunk.arrays, tables, _number(prior), chunk.count, segment)
     behind = (*chunk.scales, options["k_pre_transposed"], slots, *columns)

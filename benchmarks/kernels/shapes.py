@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from segattn.kernels.validation import BLOCK_SIZES, HEAD_DIMS
 from segattn.reference.paging import PAD_SLOT_ID, UNUSED_BLOCK
 
 Array = NDArray[Any]
@@ -22,8 +23,6 @@ HEADS = (
     (64, 64), (96, 96), (128, 128),
 )  # fmt: skip
 """Query heads and KV heads."""
-HEAD_DIMS = (32, 64, 80, 96, 128, 256)
-BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32))
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 WINDOWS = (None, 1, 128, 129, 4096)
@@ -103,7 +102,9 @@ def _options(random: Random, drawn: _Drawn) -> tuple[str, dict[str, Any]]:
     label = f"lnc {cores}"
     label += f" window {window}" if window else ""
     label += " sinks" if sinks is not None else ""
-    return label, {"sliding_window": window, "sinks": sinks, "lnc": cores}
+    softcap = random.choice((0.0, 30.0))
+    label += " capped" if softcap else ""
+    return label, {"sliding_window": window, "sinks": sinks, "lnc": cores, "softcap": softcap}
 
 
 def _chunk(random: Random, drawn: _Drawn) -> tuple[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ def window_slots(
     """
     if window is None or window == 1:
         return None
-    first_tile, _, _ = window_tiles(window, num_rows, d, bytes_per_element)
+    first_tile, _, _ = window_tiles(window, num_rows, d, bytes_per_element, block_size)
     positions = np.arange(prior_tokens + first_tile * PARTITIONS, prior_tokens)
     blocks = table[np.maximum(positions, 0) // block_size]
     exists = (positions >= max(0, prior_tokens - window + 1)) & (blocks != UNUSED_BLOCK)
@@ -41,7 +41,8 @@ def window_columns(slots: Array | None, prior_tokens: int, block_size: int) -> t
     if slots is None:
         return ()
     seen = slots != PAD_SLOT_ID
-    offset = prior_tokens % block_size
-    padded = np.pad(slots[0], (offset, block_size - offset), constant_values=PAD_SLOT_ID)
+    offset = (prior_tokens - slots.shape[1]) % block_size
+    behind = block_size - offset + -slots.shape[1] % block_size
+    padded = np.pad(slots[0], (offset, behind), constant_values=PAD_SLOT_ID)
     blocks = padded.reshape(-1, block_size).max(1) // block_size
     return blocks.astype(np.int32)[None], seen.astype(np.uint8)

@@ -78,7 +78,7 @@ def test_a_window_above_4096_begins_in_the_middle_of_a_block(
     softmax: str, k_pre_transposed: bool
 ) -> None:
     window, prior = 4300, 5001
-    assert window_tiles(window, 128, 64, 2) == (-34, -32, 2)
+    assert window_tiles(window, 128, 64, 2, 16) == (-34, -32, 2)
     options = Options(window, True, None, False, 1, k_pre_transposed, True, 0.2)
     compare(
         np.random.default_rng(3), (2, 1), 128, 100, prior, 64, 32, 0.1, ml_dtypes.bfloat16, options,
@@ -99,7 +99,7 @@ def test_a_window_above_4096_begins_in_the_middle_of_a_block(
 def test_three_segments_take_turns_in_two_sets_of_tiles(
     dtype: npt.DTypeLike, d: int, window: int, rows: int, softmax: str, k_pre_transposed: bool
 ) -> None:
-    first, end, tiles = window_tiles(window, rows, d, np.dtype(dtype).itemsize)
+    first, end, tiles = window_tiles(window, rows, d, np.dtype(dtype).itemsize, 16)
     assert end - first == 3 * tiles
     assert tiles > TILES_PER_FETCH
     # Raw scores with a deviation of 3.2, which "bounded" has to accept.

@@ -122,7 +122,9 @@ class Prior:
         """Whether a window's tokens are all computed in its own segments, or there are none."""
         if window is not None and window > 1:
             assert given.window is not None, "a window needs the slots of its tokens"
-            tiles = window_tiles(window, num_rows, d, element_bytes(self.dtype))
+            tiles = window_tiles(
+                window, num_rows, d, element_bytes(self.dtype), given.cache.block_size
+            )
             self.window = WindowSegments(given.cache, given.window, tiles, given.prior_tokens)
             self.reach_is_short = self.window.end_tile == 0
 

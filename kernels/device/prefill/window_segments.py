@@ -38,11 +38,12 @@ LEAST_TILES = 32
 
 
 def window_tiles(
-    window: int, num_rows: int, d: int, bytes_per_element: int
+    window: int, num_rows: int, d: int, bytes_per_element: int, block_size: int
 ) -> tuple[int, int, int]:
     """kv_tiles of a chunk's window that are computed here: first, end, how many at once.
 
-    The segments are equal, so a few tiles may come before those that the first row sees.
+    The segments are equal, and as long as a block at least, so a few tiles may come before those
+    that the first row sees.
     """
     band = Band(window)
     row_tiles = num_rows // PARTITIONS
@@ -52,7 +53,8 @@ def window_tiles(
         end = row_tiles - band.edge
     longest = max(1, SEGMENT_BYTES // (bytes_per_element * feature_parts(d)))
     segments = max(1, -(-(end - begin) // longest))
-    tiles = -(-(end - begin) // segments)
+    per_block = max(1, block_size // PARTITIONS)
+    tiles = -(-(end - begin) // (segments * per_block)) * per_block
     return end - segments * tiles, end, tiles
 
 
@@ -91,6 +93,10 @@ class WindowSegments(KeySource):
         if cache.k_pre_transposed:
             inside = sbuf((1, 1), nl.int32)
             nisa.dma_copy(dst=inside, src=prior_tokens)
+            if self.block_size > PARTITIONS:
+                nisa.tensor_scalar(
+                    dst=inside, data=inside, op0=nl.add, operand0=self.begin_tile * PARTITIONS
+                )
             nisa.tensor_scalar(
                 dst=inside, data=inside, op0=nl.bitwise_and, operand0=self.block_size - 1
             )
