@@ -41,12 +41,12 @@ class DynamicLoop:
         self.outer = self.core.trips
         self.trips = None if level("loop_state") == "off" else Trips(name, self.outer)
 
-    def next_trip(self) -> None:
+    def next_trip(self, body: Callable[[Any], object]) -> None:
         """The body is about to run."""
         self._record("iteration")
         self.region.trips += 1
         if self.trips is not None:
-            self.trips.begin_trip()
+            self.trips.begin_trip(body)
 
     def _record(self, edge: LoopEdge, reads: tuple[Access, ...] = ()) -> None:
         if trace.active is not None:
@@ -85,7 +85,7 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], object], ste
     registers = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
     with DynamicLoop("nl.fori_loop", lower, upper) as loop:
         for i in range(start, stop, step):
-            loop.next_trip()
+            loop.next_trip(body_fun)
             counter = VirtualRegister(i, frozen=True) if registers else NkiScalar(i)
             if body_fun(counter) is not None:
                 raise NkiValidationError(
@@ -100,7 +100,7 @@ def while_loop(
     register = init
     with DynamicLoop("nl.while_loop", init) as loop:
         while _condition(register):
-            loop.next_trip()
+            loop.next_trip(body_fun)
             register = body_fun(VirtualRegister(register.state))
 
 

@@ -1,9 +1,10 @@
 """Whether a launch changed what lies outside of its kernel.
 
 The device keeps a compiled kernel by shapes, dtypes and values of its arguments, so a kernel must
-depend on those alone and leave nothing behind. Before a launch the lists, dicts and sets of the
-modules and of the functions around it that its code names are noted, with the names that it could
-bind; afterwards they must be the same. Nothing is read from source files.
+depend on those alone and leave nothing behind. Before a launch the lists, dicts, sets, classes and
+objects of the modules and of the functions around it that its code names are noted, with the names
+that it could bind; afterwards they must be the same. An attribute that an object had not before may
+be a value it keeps (functools.cached_property). Nothing is read from source files.
 """
 
 from __future__ import annotations
@@ -43,13 +44,32 @@ class Outside:
         """Yield what is different now: name, the line that names it, and what happened."""
         for name, place, container, held in self.containers:
             if not _same(container, held):
-                yield name, place, f"{name}, a {type(container).__name__} outside of it"
+                if isinstance(container, list | dict | set):
+                    yield name, place, f"{name}, a {type(container).__name__} outside of it"
+                else:
+                    yield name, place, f"an attribute of {name}, which is outside of it"
         for name, place, names, value in self.names:
             if names.get(name, _EMPTY) is not value:
                 yield name, place, f"the global {name}"
         for name, place, cell, value in self.cells:
             if _content(cell) is not value:
                 yield name, place, f"{name} of the function around it"
+
+    def restore(self) -> None:
+        """Put containers, objects and variables of functions back to what was noted."""
+        for _, _, container, held in self.containers:
+            if not _same(container, held):
+                _restore(container, held)
+        for _, _, cell, value in self.cells:
+            if value is not _EMPTY:
+                cell.cell_contents = value
+
+
+def noted(*functions: Callable[..., Any]) -> Outside:
+    """What lies outside of functions now."""
+    walk = _Walk()
+    walk.visit(*functions)
+    return walk.found
 
 
 _noted: WeakKeyDictionary[Callable[..., Any], Outside] = WeakKeyDictionary()
@@ -67,11 +87,10 @@ def outside_of(kernel: Callable[..., Any], arguments: Iterable[object]) -> Outsi
     known = None if functions else _noted.get(kernel)
     if known is not None and next(known.changes(), None) is None:
         return known
-    walk = _Walk()
-    walk.visit(kernel, *functions)
+    found = noted(kernel, *functions)
     if not functions:
-        _noted[kernel] = walk.found
-    return walk.found
+        _noted[kernel] = found
+    return found
 
 
 def check_unchanged(outside: Outside | None, kernel: str) -> None:
@@ -91,6 +110,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found = Outside()
         self._seen: dict[int, object] = {}  # keeps what was seen alive, so that ids stay theirs
+        self._held: dict[int, object] = {}
         self._mentioned: set[str] = set()
         self._methods: dict[str, list[object]] = {}
 
@@ -109,7 +129,7 @@ class _Walk:
         if isinstance(value, FunctionType):
             return self._function(unwrap(value))
         if isinstance(value, MethodType):
-            return value.__func__, value.__self__
+            return self._method(value)
         if isinstance(value, partial):
             return value.func, *value.args, *value.keywords.values()
         if isinstance(value, list | tuple | set | frozenset):
@@ -135,6 +155,12 @@ class _Walk:
             else:
                 self._methods.setdefault(name, []).append(value)
         yield from cls.__bases__
+
+    def _method(self, method: MethodType) -> Iterator[object]:
+        yield method.__func__
+        code = getattr(unwrap(method.__func__), "__code__", None)
+        place = ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
+        yield from self._named("self", place, method.__self__)
 
     def _function(self, function: Any) -> Iterator[object]:
         if not isinstance(function, FunctionType):
@@ -162,16 +188,25 @@ class _Walk:
                 yield from self._module(value, mentioned, place)
             else:
                 yield from self._named(name, place, value)
-        yield from function.__defaults__ or ()
-        yield from (function.__kwdefaults__ or {}).values()
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            yield from self._named(f"a default of {code.co_name}", place, value)
 
     def _named(self, name: str, place: Place, value: object) -> Iterator[object]:
-        """Note a container under its name, with the containers in it."""
-        if isinstance(value, list | dict | set) and id(value) not in self._seen:
-            self.found.containers.append((name, place, value, _held(value)))
-            for inner in self._parts(value):
-                yield from self._named(name, place, inner)
+        """Note a container, object or class under its name, with what is in it."""
         yield value
+        if isinstance(value, _PLAIN) or id(value) in self._held:
+            return
+        self._held[id(value)] = value
+        if isinstance(value, list | dict | set):
+            self.found.containers.append((name, place, value, _held(value)))
+            inner = self._parts(value)
+        elif attributes := _attributes(value):
+            self.found.containers.append((name, place, value, attributes))
+            inner = attributes.values()
+        else:
+            return
+        for part in list(inner):
+            yield from self._named(name, place, part)
 
     def _module(self, module: ModuleType, mentioned: set[str], place: Place) -> Iterator[object]:
         """Yield what the code may read from a module: its attributes that the code names."""
@@ -211,10 +246,40 @@ def _held(container: Any) -> Any:
     return container.copy()
 
 
+def _attributes(value: object) -> dict[str, object]:
+    """What a class of the user, or an object of one, holds: methods, which code names, excepted."""
+    if not _is_followed(value if isinstance(value, type) else type(value)):
+        return {}
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in () if isinstance(value, type) else type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                found[name] = getattr(value, name)
+    return {n: v for n, v in found.items() if not (n.startswith("__") or callable(v))}
+
+
+def _restore(container: Any, held: Any) -> None:
+    if isinstance(held, int):
+        if isinstance(container, list):
+            del container[held:]
+    elif isinstance(container, list):
+        container[:] = held
+    elif isinstance(container, dict | set):
+        container.clear()
+        container.update(held)
+    else:
+        for name, value in held.items():
+            object.__setattr__(container, name, value)
+
+
 def _same(container: Any, held: Any) -> bool:
     """Whether a container holds the very objects it held."""
     if isinstance(held, int):
         return len(container) == held
+    if not isinstance(container, list | dict | set):
+        now = _attributes(container)
+        return all(now.get(name, _EMPTY) is value for name, value in held.items())
     if len(container) != len(held):
         return False
     if isinstance(container, dict):

@@ -9,19 +9,22 @@ counted in the order of their use.
 
 Kernels take scratch tiles from a ring by a Python counter. A trip may therefore use other tiles on
 the chip than the first one, one for one, if it writes them before it reads them; what they hold
-after the loop is not what the device has and counts as not written.
+after the loop is not what the device has and counts as not written. What the trips after the first
+change in lists, objects and variables around the body is undone when the loop ends.
 """
 
 from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from types import FrameType, FunctionType
 from typing import Any, Final
 
 import numpy as np
 
 from .errors import called_from_kernel
+from .purity import Outside, noted
 from .regions import ON_CHIP
 from .serial import new_serial
 from .storage import Storage, Watch
@@ -80,7 +83,7 @@ class Trips:
 
     __slots__ = (
         "adds", "after", "back", "born", "first", "local", "loop", "made", "names",
-        "number", "outer", "replaced", "reported", "start", "written",
+        "number", "outer", "replaced", "reported", "start", "traced", "written",
     )  # fmt: skip
 
     def __init__(self, loop: str, outer: Trips | None = None) -> None:
@@ -105,11 +108,15 @@ class Trips:
         self.made: dict[int, weakref.ref[Storage]] = {}
         """Tiles on the chip that the body declares, by their birth."""
         self.replaced: list[tuple[Storage, View, GapOrigin]] = []
+        self.traced: Outside | None = None
+        """The Python state around the body after the first trip."""
         self.reported = False
 
-    def begin_trip(self) -> None:
+    def begin_trip(self, body: Callable[..., object]) -> None:
         """The trip before, if any, is complete, and another begins."""
         self._check_complete()
+        if self.number == 0:
+            self.traced = noted(body)
         self.number += 1
         self.after = 0
         self.start = new_serial()
@@ -119,9 +126,12 @@ class Trips:
     def end(self) -> None:
         """The loop is over: what it left in tiles that trips exchanged is undefined.
 
-        Tiles that its body declares do not exist any more.
+        Tiles that its body declares do not exist any more, and lists and variables hold what one
+        run of the body has left in them.
         """
         self._check_complete()
+        if self.traced is not None:
+            self.traced.restore()
         for made in self.made.values():
             storage = made()
             if storage is not None:

@@ -107,6 +107,16 @@ def one_core_returns_early(x: Any, bad: bool) -> Any:
     return own_output(tile)
 
 
+@case("lnc_loops", r"number 0 differs in its kind: .*fori_loop.*while_loop", ones(4, 4), cores=2)
+def other_kind(x: Any, bad: bool) -> Any:
+    tile, never = nl.load(x), nisa.register_alloc(0)
+    if bad and nl.program_id(0):
+        nl.while_loop(never, lambda register: register)
+    else:
+        nl.fori_loop(0, 0, lambda i: add_one(tile))
+    return own_output(tile)
+
+
 @case("lnc_loops", r"number 1 differs in its nesting", ones(4, 4), cores=2)
 def other_nesting(x: Any, bad: bool) -> Any:
     tile = nl.load(x)

@@ -213,7 +213,7 @@ def test_scratch_that_trips_exchanged_is_undefined_after_the_loop() -> None:
         _ring(t, s)
         s["after"] = s["ring"][(s["n"] - 1) % 3]
 
-    text = r"trip 2 wrote 'tiles' where the first trip used another tile.*test_loops_traced_once"
+    text = r"trip 1 wrote 'tiles' where the first trip used another tile.*test_loops_traced_once"
     with pytest.raises(UninitializedReadError, match=text):
         _run(body, "fori")
 
@@ -280,3 +280,55 @@ def test_an_identity_matrix_first_used_in_a_body_exists_after_the_loop() -> None
 
     x = np.arange(1024, dtype=np.float32).reshape(32, 32)
     np.testing.assert_array_equal(kernel(x), x)
+
+
+class _Slotted:
+    __slots__ = ("count", "seen")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seen: dict[int, Any] = {}
+
+
+class _Owner:
+    def __init__(self, tile: Any) -> None:
+        self.state, self.tile = _Slotted(), tile
+
+    def body(self, i: Any) -> None:
+        self.state.count += 1
+        self.state.seen[self.state.count] = i
+        _add(self.tile, 1.0)
+
+
+@pytest.mark.parametrize("trips", [1, TRIPS])
+def test_python_state_after_a_loop_is_what_one_run_of_the_body_leaves(trips: int) -> None:
+    """NKI traces the body once: a list that it appends to has one element more on the device."""
+    state: list[Any] = []
+
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        tile, count = nl.load(x), 0
+        log: list[int] = []
+        nested: dict[str, set[int]] = {"all": set()}
+        owner = _Owner(nl.load(x))
+
+        def body(i: Any) -> None:
+            nonlocal count
+            count += 1
+            log.append(count)
+            nested["all"].add(count)
+            _add(tile, 1.0)
+
+        nl.fori_loop(0, trips, body)
+        nl.fori_loop(0, trips, owner.body)
+        state.append((count, log, nested, owner.state.count, len(owner.state.seen)))
+        _add(tile, float(len(log)))
+        nisa.tensor_tensor(tile, tile, owner.tile, nl.add)
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, tile)
+        return out
+
+    with nki.strict(purity="off"):
+        result = kernel(np.zeros((2, 4), np.float32))
+    assert state == [(1, [1], {"all": {1}}, 1, 1)]
+    np.testing.assert_array_equal(result, np.full((2, 4), 2 * trips + 1))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -53,6 +53,41 @@ def logs_in_a_module(x: Any) -> None:
     other.calls.append(1)
 
 
+class Totals:
+    launches = 0
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.log: list[int] = []
+
+    @cached_property
+    def width(self) -> int:
+        return 4
+
+
+TOTALS = Totals()
+
+
+def counts_in_a_class(x: Any) -> None:
+    Totals.launches += 1
+
+
+def counts_in_an_object(x: Any) -> None:
+    TOTALS.rows += x.shape[0]
+
+
+def logs_in_an_object(x: Any) -> None:
+    TOTALS.log.append(x.shape[0])
+
+
+def keeps_in_a_default(x: Any, log: Any = []) -> None:  # noqa: B006 - what the test is about
+    log.append(1)
+
+
+def keeps_a_property(x: Any) -> None:
+    assert TOTALS.width == x.shape[1]
+
+
 class Recorder:
     def run(self, x: Any) -> None:
         logs(x)
@@ -94,6 +129,10 @@ RECORDER = Recorder()
         (remembers, "SEEN, a set outside"),
         (counts, "the global count"),
         (logs_in_a_module, "calls, a list outside"),
+        (counts_in_a_class, "an attribute of Totals"),
+        (counts_in_an_object, "an attribute of TOTALS"),
+        (logs_in_an_object, "TOTALS, a list outside"),
+        (keeps_in_a_default, "a default of keeps_in_a_default, a list"),
     ],
 )
 def test_a_change_of_what_lies_outside_is_an_error_wherever_it_happens(
@@ -104,7 +143,7 @@ def test_a_change_of_what_lies_outside_is_an_error_wherever_it_happens(
         kernel_with(body)(X)
 
 
-@pytest.mark.parametrize("body", [reads, logs_if_wide, local_list])
+@pytest.mark.parametrize("body", [reads, logs_if_wide, local_list, keeps_a_property])
 def test_reading_and_branches_that_are_not_taken_are_fine(body: Any) -> None:
     kernel = kernel_with(body)
     kernel(X)

@@ -53,8 +53,9 @@ def check_lnc_loops(cores: Sequence[Core]) -> None:
     """Rule "lnc_loops": the cores of a pair run the same nest of loops, equally often."""
     first, second = (core.regions for core in cores)
     for number, (a, b) in enumerate(zip(first, second, strict=False)):
-        if (a.depth, a.trips) != (b.depth, b.trips):
-            what = "trip counts" if a.depth == b.depth else "nesting"
+        if (a.depth, a.name, a.trips) != (b.depth, b.name, b.trips):
+            what = "kind" if a.name != b.name else "trip counts"
+            what = what if a.depth == b.depth else "nesting"
             violation(
                 "lnc_loops",
                 f"device loop number {number} differs in its {what}: core 0 runs {a}, core 1 runs "

@@ -16,7 +16,7 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     counts = range(integer("start", start), integer("stop", stop), step)
     with DynamicLoop("nl.dynamic_range", start, stop) as loop:
         for i in counts:
-            loop.next_trip()
+            loop.next_trip(dynamic_range)  # there is no body to go back to
             yield VirtualRegister(i, frozen=True)
 
 
