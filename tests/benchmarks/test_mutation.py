@@ -64,7 +64,7 @@ def test_a_mutation_knows_the_lines_that_reach_it() -> None:
 
 def test_equal_changes_of_one_function_have_keys_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("def f(a):\n    return a + 1 + 1\n")
-    keys = [mutant.key for mutant in mutants_of(tmp_path / "module.py")]
+    keys = [mutant.key for mutant in mutants_of(tmp_path / "module.py", tmp_path)]
     assert len(set(keys)) == len(keys) == 5
 
 
@@ -80,7 +80,7 @@ def suite() -> Suite:
         found.cases.append(recorder.stop(STAGES[0], trace["id"]))
     recorder.start()
     test = "tests/scheduler/test_stop_rules.py::test_only_a_finished_status_finishes"
-    found.cases.append(Case(STAGES[2], test, 0.1, {"scheduler": list(range(1, 300))}))
+    found.cases.append(Case(STAGES[2], test, 0.1, {"scheduler.scheduler": list(range(1, 300))}))
     recorder.stop("", "")
     return found
 
@@ -92,7 +92,7 @@ def judged(suite: Suite, module: str, old: str, new: str) -> tuple[str, str]:
     assert old in source
     mutant = next(
         mutant
-        for mutant in mutants_of(path)
+        for mutant in mutants_of(path, ROOT)
         if mutant.mutation.line == source[: source.index(old)].count("\n") + 1
     )
     return run_mutant(source.replace(old, new), mutant, suite, 60.0)
@@ -124,7 +124,9 @@ def test_a_mutant_that_never_ends_is_noticed(suite: Suite, monkeypatch: pytest.M
 def test_the_traces_say_which_lines_they_execute(suite: Suite) -> None:
     source = (ROOT / "scheduler" / "stop.py").read_text().splitlines()
     line = next(n for n, text in enumerate(source, 1) if "FINISHED_LENGTH_CAPPED" in text)
-    reaching = [case.name for case in suite.cases if case.reaches("stop", range(line, line + 1))]
+    reaching = [
+        case.name for case in suite.cases if case.reaches("scheduler.stop", range(line, line + 1))
+    ]
     by_hand = [
         name
         for name, trace in suite.traces.items()

@@ -1,7 +1,7 @@
-"""What mutants are judged by: cases, with the lines of the scheduler that each of them executes.
+"""What mutants are judged by: cases, with the lines that each of them executes.
 
 A case is a recorded trace of vLLM, a run of the fuzzer, one test, or the exploration of one small
-configuration. The lines are recorded once, on the true scheduler, so that a mutant needs to pass
+configuration. The lines are recorded once, on the true code, so that a mutant needs to pass
 only the cases that reach it.
 """
 
@@ -36,14 +36,25 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("pytest", "test") from error
 
-STAGES = ("traces", "fuzzer", "unit tests", "atomicity tests", "exploration")
-ATOMICITY_TESTS = "test_atomicity"
-OWN_TRACE = "test_interrupted_calls.py"
-"""Tests that trace lines themselves, which leaves none to the recorder."""
+STAGES = ("traces", "fuzzer", "unit tests", "failed steps", "exploration")
+FOLDERS = ("scheduler", "runner")
+"""Whose lines are recorded."""
+FAILED_STEPS = ("test_interrupted_calls.py", "runner/test_failed_steps.py")
+"""Tests that fail a step at each of its calls. They trace lines themselves, which leaves none to
+the recorder."""
 NO_CASES = {
     "test_golden_traces.py": "each of the traces is a case",
     "test_cost_and_memory.py": "measures memory, of which the recorder itself takes some",
 }
+RUNNER_TESTS = (
+    "async_engine",
+    "engine",
+    "failed_steps",
+    "followed_output",
+    "model_runner",
+    "padding",
+)
+"""Those of the runner's own files; the others serve real models."""
 FUZZ_ROUNDS = 4
 WORLD_SIZE, WORLD_STEP = Size(2, 3, 2), 60
 """Every so many configurations of this size are explored."""
@@ -92,7 +103,8 @@ class LineRecorder:
     """Notes which lines of the scheduler are executed."""
 
     def __init__(self) -> None:
-        self._prefix = f"{Path(segattn.scheduler.__file__).parent}/"
+        self._root = Path(segattn.scheduler.__file__).parents[1]
+        self._folders = tuple(f"{self._root / name}/" for name in FOLDERS)
         self._left: dict[CodeType, set[int]] = {}
         """Lines of each entered function that were not reached; none left: it runs untraced."""
         self._begin = 0.0
@@ -110,7 +122,8 @@ class LineRecorder:
         lines: dict[str, set[int]] = {}
         for code, left in self._left.items():
             reached = _lines_of(code) - left
-            lines.setdefault(Path(code.co_filename).stem, set()).update(reached)
+            module = module_of(Path(code.co_filename), self._root)
+            lines.setdefault(module, set()).update(reached)
         return Case(stage, name, round(seconds, 4), {key: sorted(lines[key]) for key in lines})
 
     def _trace_call(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -118,8 +131,8 @@ class LineRecorder:
         left = self._left.get(code)
         if left is None:
             # The kit judges schedulers, it is none.
-            path = code.co_filename.removeprefix(self._prefix)
-            if path == code.co_filename or path.startswith("testing/"):
+            path = code.co_filename
+            if not path.startswith(self._folders) or "/scheduler/testing/" in path:
                 return None
             left = self._left[code] = _lines_of(code) - {code.co_firstlineno}
         return self._trace_line if left else None
@@ -128,6 +141,11 @@ class LineRecorder:
         left = self._left[frame.f_code]
         left.discard(frame.f_lineno)
         return self._trace_line if left else None
+
+
+def module_of(path: Path, root: Path) -> str:
+    """Such as scheduler.step."""
+    return ".".join(path.relative_to(root).with_suffix("").parts)
 
 
 def _lines_of(code: CodeType) -> set[int]:
@@ -148,9 +166,9 @@ class TestRecorder:
         """Record the lines of one test."""
         self._recorder.start()
         yield
-        stage = STAGES[3] if ATOMICITY_TESTS in item.nodeid else STAGES[2]
-        case = self._recorder.stop(stage, item.nodeid)
-        self.cases.append(replace(case, lines={}) if OWN_TRACE in item.nodeid else case)
+        fails_steps = any(name in item.nodeid for name in FAILED_STEPS)
+        case = self._recorder.stop(STAGES[3] if fails_steps else STAGES[2], item.nodeid)
+        self.cases.append(replace(case, lines={}) if fails_steps else case)
 
 
 def explored_worlds() -> list[World]:
@@ -184,9 +202,10 @@ def pytest_options(root: Path) -> list[str]:
 
 
 def unit_tests(root: Path) -> list[Path]:
-    """Test files of the scheduler that hold cases."""
+    """Test files that hold cases."""
     tests = (root / "tests" / "scheduler").glob("test_*.py")
-    return sorted(path for path in tests if path.name not in NO_CASES)
+    own = sorted(path for path in tests if path.name not in NO_CASES)
+    return [*own, *(root / "tests" / "runner" / f"test_{name}.py" for name in RUNNER_TESTS)]
 
 
 def fuzzer_runs(
@@ -232,7 +251,7 @@ def load_suite(root: Path, folder: Path) -> Suite:
     golden = list(suite.traces)
     runs = fuzzer_runs(folder / "fuzzer.jsonl.gz")
     suite.traces |= {f"run {number}": trace for number, trace in enumerate(runs)}
-    package = sorted((root / "scheduler").glob("*.py"))
+    package = [path for name in FOLDERS for path in sorted((root / name).glob("*.py"))]
     recorded = [
         _cached(
             folder / "traces.json",

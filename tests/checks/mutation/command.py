@@ -1,4 +1,4 @@
-"""Break the scheduler on purpose, once per mutant, and see whether the tests notice.
+"""Break scheduler and runner on purpose, once per mutant, and see whether the tests notice.
 
 `python -m segattn.tests.checks.mutation --out FOLDER` runs from the repository's root and can be
 stopped and continued: verdicts are kept in FOLDER, and hold as long as the function that they are
@@ -25,7 +25,14 @@ from types import ModuleType
 from typing import Any
 
 from segattn.reference.extras import MissingExtraError
-from segattn.tests.checks.mutation.cases import STAGES, Case, Suite, load_suite, pytest_options
+from segattn.tests.checks.mutation.cases import (
+    STAGES,
+    Case,
+    Suite,
+    load_suite,
+    module_of,
+    pytest_options,
+)
 from segattn.tests.checks.mutation.mutants import Mutation, mutations_of
 from segattn.tests.checks.mutation.report import SURVIVED, load_reasons, place_of, report
 
@@ -35,16 +42,15 @@ try:
 except ImportError as error:
     raise MissingExtraError("pytest", "test") from error
 
-PACKAGE = "segattn.scheduler"
-AFFECTED = ("scheduler", "benchmarks", "tests")
+AFFECTED = ("scheduler", "runner", "benchmarks", "tests")
 """Sub-packages that a mutant imports anew: its own and those that have imported it."""
-NOT_MUTATED = {
-    "__init__": "imports alone",
-    "vllm_answers": "its tests need vLLM, an environment of their own, and take minutes",
-    "vllm_plugin": "its tests need vLLM, an environment of their own, and take minutes",
-}
+RUNNER_FILES = ("engine", "model_runner", "padding")
+NOT_MUTATED = ("__init__", "decode_node", "vllm_answers", "vllm_options", "vllm_plugin")
+"""Of the scheduler: imports alone, and what only tests with vLLM reach, which take minutes each."""
 LEAST_SECONDS, SLOWDOWN = 3.0, 20.0
 """A case that takes so many times its usual CPU time loops for ever."""
+LONG_STAGE = 10
+"""Times the seconds of other stages that failed steps get: any of them may reach any line."""
 MEMORY_BYTES = 4 << 30
 
 
@@ -62,13 +68,13 @@ class MutantFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the mutated source, under the file name that the tests look for."""
-        origin = Path(__file__).parents[3] / "scheduler" / f"{self.module.split('.')[-1]}.py"
+        origin = Path(__file__).parents[3].joinpath(*self.module.split(".")[1:]).with_suffix(".py")
         exec(compile(self.source, str(origin), "exec"), module.__dict__)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mutation of one module of the scheduler."""
+    """A mutation of one module; `module` such as scheduler.step."""
 
     module: str
     mutation: Mutation
@@ -79,7 +85,7 @@ class Mutant:
         found = self.mutation
         return {
             "key": self.key,
-            "file": f"{self.module}.py",
+            "file": f"{self.module.removeprefix('scheduler.').replace('.', '/')}.py",
             "function": found.place.function,
             "line": found.line,
             "change": found.change,
@@ -88,14 +94,16 @@ class Mutant:
         }
 
 
-def mutants_of(path: Path) -> Iterator[Mutant]:
+def mutants_of(path: Path, root: Path) -> Iterator[Mutant]:
     """All mutants of a module; equal changes of one function are numbered."""
     seen: dict[str, int] = {}
+    module = module_of(path, root)
     for mutation in mutations_of(path.read_text()):
         place = mutation.place
-        key = f"{path.stem} {place.function} {place.digest} {mutation.change}"
+        name = module.removeprefix("scheduler.")
+        key = f"{name} {place.function} {place.digest} {mutation.change}"
         seen[key] = seen.get(key, 0) + 1
-        yield Mutant(path.stem, mutation, f"{key} #{seen[key]}")
+        yield Mutant(module, mutation, f"{key} #{seen[key]}")
 
 
 class TestTimer:
@@ -124,12 +132,13 @@ def judge(source: str, mutant: Mutant, suite: Suite, seconds: float, tell: int) 
         package, *inner = name.split(".")
         if package in ("segattn", suite.root.name) and inner and inner[0] in AFFECTED:
             del sys.modules[name]
-    sys.meta_path.insert(0, MutantFinder(f"{PACKAGE}.{mutant.module}", source))
+    sys.meta_path.insert(0, MutantFinder(f"segattn.{mutant.module}", source))
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, LEAST_SECONDS)
         passes = import_module("segattn.tests.checks.mutation.cases").passes
         for stage in STAGES:
-            cases = suite.reaching(stage, mutant.module, mutant.mutation.place.lines, seconds)
+            most = seconds * (LONG_STAGE if stage == STAGES[3] else 1)
+            cases = suite.reaching(stage, mutant.module, mutant.mutation.place.lines, most)
             if "tests" in stage and cases:
                 names = [f"{suite.root}/{case.name}" for case in cases]
                 plugin = TestTimer(cases, tell)
@@ -193,12 +202,13 @@ def main(argv: Sequence[str]) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     kept = arguments.out / "verdicts.jsonl"
     verdicts = read_verdicts(kept)
-    modules = sorted((root / "scheduler").glob("*.py"))
+    modules = [p for p in sorted((root / "scheduler").glob("*.py")) if p.stem not in NOT_MUTATED]
+    modules += [root / "runner" / f"{name}.py" for name in RUNNER_FILES]
     every = [
         mutant
         for path in modules
-        if path.stem not in NOT_MUTATED and arguments.only in path.stem
-        for mutant in mutants_of(path)
+        if arguments.only in module_of(path, root)
+        for mutant in mutants_of(path, root)
     ]
     reasons = load_reasons(root / "tests" / "data" / "surviving_mutants.json")
     if arguments.report is not None:
@@ -229,11 +239,11 @@ def main(argv: Sequence[str]) -> int:
         for number, mutant in enumerate(todo, start=1):
             if time.monotonic() > end:
                 break
-            source = (root / "scheduler" / f"{mutant.module}.py").read_text()
+            source = root.joinpath(*mutant.module.split(".")).with_suffix(".py").read_text()
             mutated = mutant.mutation.apply(source)
             stage, case = run_mutant(mutated, mutant, suite, arguments.seconds)
             file.write(json.dumps(mutant.verdict(stage, case)) + "\n")
             if stage == SURVIVED:
                 line, change = mutant.mutation.line, mutant.mutation.change
-                print(f"{number}/{len(todo)} {mutant.module}.py:{line} {change}", flush=True)
+                print(f"{number}/{len(todo)} {mutant.module}:{line} {change}", flush=True)
     return 0
