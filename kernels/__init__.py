@@ -9,13 +9,14 @@ supports beyond that stands at the top of its file. Every rejected argument is a
 names it; nothing has been written then. Attention comes back in the dtype of q. NumPy and torch
 caches are updated in place and returned as the same objects; JAX caches come back as new arrays.
 
-Options that all attention functions share (`AttentionOptions`), given as keywords: `scale` of the
-scores, 1e-12 to 1e6, None is 1 / sqrt(head_dim); `softcap` c, 0.01 to 1000, scores are
-c * tanh(scores / c), 0 is no cap; `sliding_window` W >= 1, a token sees itself and the W - 1 before
-it; `sinks` [H] fp32; `k_scale` and `v_scale`, numbers or [KV], stored value times
-scale is the real one, needed with fp8 caches; `k_pre_transposed`, the K cache is
-[num_blocks, KV, d, block_size]; `lnc`, 1 or 2; `return_lse`, the result is followed by the natural
-logarithm of each row's softmax sum, fp32, -inf where a row is not real or sees no key:
+Options that all attention functions share (`AttentionOptions`), given as keywords: `causal`, False
+is that a query sees all keys of prior and chunk, without a window; `scale` of the scores, 1e-12 to
+1e6, None is 1 / sqrt(head_dim); `softcap` c, 0.01 to 1000, scores are c * tanh(scores / c), 0 is no
+cap; `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks` [H] fp32;
+`k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed with fp8
+caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
+`return_lse`, the result is followed by the natural logarithm of each row's softmax sum, fp32, -inf
+where a row is not real or sees no key:
 `merge_attention` puts parts together with it; `softmax`:
 
     exact     the maximum of every row, online

@@ -3,7 +3,7 @@
 Arguments, results and meanings are those of `segattn.kernels` with JAX arrays: caches that are
 written come back as new arrays, so that the functions are pure. Under `jax.jit` the kernels run in
 a host callback of the shapes known while tracing; numbers that are traced (`num_tokens`,
-`prior_tokens`) may be scalars or arrays of one element. `scale`, `softcap`,
+`prior_tokens`) may be scalars or arrays of one element. `causal`, `scale`, `softcap`,
 `sliding_window`, `kv_segment_size`, `k_pre_transposed`, `softmax` and `lnc` are compiled in: Python
 values. Under `jax.vmap` the kernel runs once per element, one after the other. No gradient is
 defined.
@@ -31,7 +31,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 COMPILED_IN = (
-    "kv_segment_size", "scale", "softcap", "sliding_window", "k_pre_transposed", "softmax", "lnc",
+    "kv_segment_size", "causal", "scale", "softcap", "sliding_window", "k_pre_transposed",
+    "softmax", "lnc",
 )  # fmt: skip
 """Arguments that are Python values while JAX traces; all others are arrays."""
 

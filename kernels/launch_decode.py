@@ -78,7 +78,8 @@ class DecodePlan:
         _check_counts("context_lens", lengths, tables.shape[1] * block_size)
         _check_counts("query_lens", queries, num_queries)
         tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
-        window = check_window(options["sliding_window"])
+        causal = options["causal"]
+        window = check_window(options["sliding_window"], causal)
         shape = decode_shape(
             DecodeCall(
                 num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, block_size,
@@ -92,7 +93,7 @@ class DecodePlan:
                 f"{shape.plan_bytes(lnc)} bytes, must be at most {MOST_PLAN_BYTES}: give shorter "
                 "tables or fewer requests"
             )
-        step = Step(tables, lengths, queries, window, block_size, num_kv_heads, lnc)
+        step = Step(tables, lengths, queries, window, block_size, num_kv_heads, lnc, bool(causal))
         layer = _layer_of(q_, k_rows, v_rows)
         return cls(step, shape, plan_lists(shape, step), columns, layer)
 
@@ -119,11 +120,14 @@ def prepare_paged_decode(
     q [B, H, T, d], T >= 1, at most 128 rows of H / KV * T; caches [num_blocks, KV, block_size, d];
     block_tables [B, max_blocks] and context_lens [B] int32; query_lens [B] int32 within 0..T, None
     is T. Query t of request b is real when t < query_lens[b], at position
-    context_lens[b] - query_lens[b] + t; other rows are zero. The launch, or `paged_decode` of the
-    same arguments, gives out [B, H, T, d], with return_lse (out, lse [B, H, T]).
+    context_lens[b] - query_lens[b] + t; other rows are zero. With causal=False it sees all
+    context_lens[b] tokens, which need not be its own: cross attention. The launch, or
+    `paged_decode` of the same arguments, gives out [B, H, T, d], with return_lse
+    (out, lse [B, H, T]).
 
     A `plan` of the step stands for block_tables, context_lens and all options of `DecodePlan.build`
-    (query_lens, sliding_window, k_pre_transposed, lnc, deterministic), which are not given then.
+    (query_lens, causal, sliding_window, k_pre_transposed, lnc, deterministic), which are not given
+    then.
 
     deterministic="batch": the bits of a request's rows do not depend on the other requests, on its
     place among them, on the width of the table or on lnc. Short contexts then share no work tile.

@@ -5,6 +5,7 @@ from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 
+from ..reference.attention import queries_per_kv_head
 from ..reference.paging import PAD_SLOT_ID, cdiv
 from .addresses import check_padding_slots, check_slots, used_blocks
 from .arrays import ArrayKind, array_kind
@@ -30,8 +31,10 @@ from .validation import (
     check_chunk,
     check_cores,
     check_count,
+    check_cross,
     check_dtypes,
     check_integers,
+    check_queries,
     check_segment_size,
     check_softmax,
     check_window,
@@ -51,8 +54,8 @@ class _Chunk:
     num_rows: int
     """S."""
     q: Array
-    k: Array
-    v: Array
+    k: Array | None
+    v: Array | None
     k_cache: Array
     v_cache: Array
     count: Array
@@ -76,7 +79,7 @@ class _Chunk:
         return np.ascontiguousarray(result[:, : self.num_rows])
 
     @property
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[Array | None, ...]:
         """The first arguments of both kernels."""
         return self.q, self.k, self.v, self.k_cache, self.v_cache
 
@@ -88,7 +91,7 @@ class _Chunk:
 
 def _check_chunk(
     kind: ArrayKind,
-    arrays: tuple[Array, Array, Array, Array, Array],
+    arrays: tuple[Array, Array | None, Array | None, Array, Array],
     num_tokens: SupportsIndex,
     table_blocks: int,
     options: AttentionOptions,
@@ -96,19 +99,31 @@ def _check_chunk(
     """Q, k, v, caches as NumPy arrays, and options; table_blocks: of a prior."""
     q, k, v, k_cache, v_cache = arrays
     cores = check_cores(options["lnc"])
-    check_chunk(q, k, v)
-    check_caches(k_cache, v_cache, k.shape[0], q.shape[2], options["k_pre_transposed"])
-    check_dtypes(q.dtype, {"k": k, "v": v}, {"k_cache": k_cache, "v_cache": v_cache})
+    causal = options["causal"]
+    window = check_window(options["sliding_window"], causal)
+    num_kv_heads: int | None = None
+    own: dict[str, Array] = {}
+    if k is None or v is None:
+        check_cross(k, v, causal, options["softmax"])
+        check_queries(q)
+    else:
+        check_chunk(q, k, v)
+        num_kv_heads, own = k.shape[0], {"k": k, "v": v}
+    check_caches(k_cache, v_cache, num_kv_heads, q.shape[2], options["k_pre_transposed"])
+    queries_per_kv_head(q.shape[0], k_cache.shape[1])
+    check_dtypes(q.dtype, own, {"k_cache": k_cache, "v_cache": v_cache})
     num_rows = q.shape[1]
     count = check_count("num_tokens", num_tokens, num_rows)
-    q, k, v = map(_whole_tiles, (q, k, v))
+    q = _whole_tiles(q)
+    k, v = (None if each is None else _whole_tiles(each) for each in (k, v))
     most_tokens = table_blocks * v_cache.shape[2] + q.shape[1]
-    window = check_window(options["sliding_window"])
     if window is not None and window >= most_tokens:
         window = None
-    mode = check_softmax(options["softmax"], q, most_tokens)
+    mode = check_softmax(options["softmax"], q, most_tokens) if own else "exact"
     factors = check_factors(options, kind, q, k_cache, v_cache)
-    softmax = SoftmaxArguments(factors.numbers, window, "exact", bool(options["return_lse"]))
+    softmax = SoftmaxArguments(
+        factors.numbers, window, "exact", bool(options["return_lse"]), bool(causal)
+    )
     return _Chunk(
         num_rows, q, k, v, device_fp8(k_cache), device_fp8(v_cache), _number(count), factors,
         mode, softmax, cores,
@@ -127,6 +142,8 @@ def prepare_padded_prefill(
     **options: Unpack[AttentionOptions],
 ) -> Launch[tuple[Any, ...]]:
     """Causal attention of a chunk without prior, and its cache write.
+
+    With causal=False every query sees all `num_tokens` keys.
 
     q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; slot_mapping [S] int32;
     0 <= num_tokens <= S. The launch, or `padded_prefill` of the same arguments, writes the caches
@@ -155,6 +172,7 @@ def prepare_padded_prefill(
         out, *lse = (kind.give(chunk.of_rows(each)) for each in (out, *lse))
         return (out, *caches, *lse)
 
+    assert chunk.k is not None, "checked to be an array"
     slots = np.pad(slots, (0, chunk.k.shape[1] - len(slots)), constant_values=PAD_SLOT_ID)
     block_size = v_rows.shape[2]
     writes, key_writes = write_arguments(slots, chunk.k, block_size, options["k_pre_transposed"])
@@ -189,6 +207,10 @@ def prepare_segmented_attention(
 ) -> Launch[Any]:
     """Causal attention of a chunk over `prior_tokens` cached tokens and itself.
 
+    With causal=False every query sees all cached tokens and the chunk's `num_tokens` keys. k and v
+    None are cross attention then: `num_tokens` queries see the cached tokens alone, with the exact
+    softmax.
+
     q [H, S, d]; k, v [KV, S, d]; caches [num_blocks, KV, block_size, d]; block_table [max_blocks]
     int32, of which the first ceil(prior_tokens / block_size) entries are looked at. The prior is
     read in segments of kv_segment_size tokens (2048), a multiple of 128 and of block_size; more
@@ -196,8 +218,11 @@ def prepare_segmented_attention(
     arguments, gives out [H, S, d], with return_lse (out, lse [H, S]). With softmax="auto" `run`
     launches the exact softmax as well where the check of the bounded one fails.
     """
-    kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
-    q_, k_, v_, k_rows, v_rows, table = map(kind.read, (q, k, v, k_cache, v_cache, block_table))
+    given = {"k": k, "v": v}
+    own = {name: array for name, array in given.items() if array is not None}
+    kind = array_kind(q=q, **own, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
+    q_, k_rows, v_rows, table = map(kind.read, (q, k_cache, v_cache, block_table))
+    k_, v_ = (None if array is None else kind.read(array) for array in given.values())
     table = check_integers("block_table", table, (table.size,))
     chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, table.size, options)
     block_size = v_rows.shape[2]

@@ -21,6 +21,8 @@ R = TypeVar("R")
 class AttentionOptions(TypedDict, total=False):
     """What all attention functions take."""
 
+    causal: bool
+    """False: a query sees all keys of prior and chunk; without a window."""
     scale: float | None
     """Factor of the scores, 1e-12 to 1e6; None is 1 / sqrt(head_dim)."""
     softcap: float
@@ -55,6 +57,7 @@ class PlanOptions(TypedDict, total=False):
 
     query_lens: Any
     """[B] int32, real queries of each request; None is T."""
+    causal: bool
     sliding_window: int | None
     k_pre_transposed: bool
     lnc: int
@@ -70,12 +73,14 @@ class DecodeOptions(AttentionOptions, total=False):
 
 
 ATTENTION: AttentionOptions = {
-    "scale": None, "softcap": 0.0, "sliding_window": None, "sinks": None, "k_scale": None,
-    "v_scale": None, "k_pre_transposed": False, "softmax": "auto", "lnc": 1, "return_lse": False,
+    "causal": True, "scale": None, "softcap": 0.0, "sliding_window": None, "sinks": None,
+    "k_scale": None, "v_scale": None, "k_pre_transposed": False, "softmax": "auto", "lnc": 1,
+    "return_lse": False,
 }  # fmt: skip
 SEGMENTED: SegmentedOptions = {"kv_segment_size": 2048, **ATTENTION}
 PLAN: PlanOptions = {
-    "query_lens": None, "sliding_window": None, "k_pre_transposed": False, "lnc": 1,
+    "query_lens": None, "causal": True, "sliding_window": None, "k_pre_transposed": False,
+    "lnc": 1,
     "deterministic": None,
 }  # fmt: skip
 DECODE: DecodeOptions = {"query_lens": None, **ATTENTION, "deterministic": None}

@@ -28,7 +28,7 @@ _SCALES = "Tensor? k_scale=None, Tensor? v_scale=None"
 _CACHES = f"{_SCALES}, bool k_pre_transposed=False"
 _OPTIONS = (
     "float? scale=None, float softcap=0.0, int? sliding_window=None, Tensor? sinks=None, "
-    f'{_CACHES}, str softmax="auto", int lnc=1'
+    f'{_CACHES}, str softmax="auto", int lnc=1, bool causal=True'
 )
 
 

@@ -160,10 +160,26 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
     check_shape("k", k, (None, q.shape[1], q.shape[2]))
     check_shape("v", v, k.shape)
     queries_per_kv_head(q.shape[0], k.shape[0])
+    check_queries(q)
+
+
+def check_queries(q: Array) -> None:
+    """Q [H, S, d]: a head's rows fit SBUF."""
+    check_shape("q", q, (None, None, None))
     most = min(MOST_ROWS, CHUNK_BYTES // (padded_features(q.shape[2]) * q.dtype.itemsize))
     most -= most % PARTITIONS
     if q.shape[1] > most:
         raise ValueError(f"q: S={q.shape[1]} must be at most {most}")
+
+
+def check_cross(k: Array | None, v: Array | None, causal: bool, softmax: str) -> None:
+    """Attention without keys of its own: both are absent, and no row stands among the keys."""
+    if k is not None or v is not None:
+        name = "k" if k is None else "v"
+        raise ValueError(f"{name}=None: must be an array, or both k and v None")
+    if causal:
+        raise ValueError("k=None: cross attention needs causal=False")
+    check_choice("softmax without k and v", softmax, ("auto", "exact"))
 
 
 def check_written_rows(k: Array) -> None:
@@ -251,8 +267,11 @@ def check_softmax(softmax: str, q: Array, most_tokens: int) -> str:
     return softmax
 
 
-def check_window(sliding_window: SupportsIndex | None) -> int | None:
-    """The window counts the token itself: at least 1; None is no window."""
+def check_window(sliding_window: SupportsIndex | None, causal: bool) -> int | None:
+    """The window counts the token itself: at least 1; None is no window, as causal=False needs."""
+    check_choice("causal", causal, (True, False))
+    if sliding_window is not None and not causal:
+        raise ValueError(f"sliding_window={sliding_window}: must be None with causal=False")
     if sliding_window is None:
         return None
     window = check_integer("sliding_window", sliding_window)

@@ -9,16 +9,19 @@ KV heads (head h reads KV head h // (H / KV)), d the head size:
                       [num_blocks, KV, d, block_size]
     block_table       [max_blocks] int32, -1 = these keys are absent;  decode: [B, max_blocks]
     slot_mapping      [S] int32, -1 = the token is not written
+    causal            False: a query sees every token, of the chunk and of the cache
     softcap           c > 0: scores are c * tanh(scores / c); 0: they are not capped
     sinks             [H]               a logit that joins the softmax sum once, without a value
     k_scale, v_scale  number or [KV]    real value = stored value x scale
 
 Query row i of a chunk stands at position prior_tokens + i and sees the keys at positions
-max(0, position - sliding_window + 1) .. position. A row that sees no key is zero, as is every row
-past the real ones. Only rows that are named here are ever read, so whatever lies in padding or in
-unused cache rows has no influence. Any S, d and block size is taken. Attention is returned in
-float64, that is before the kernels' one cast to the dtype of q. `kv_segment_size`, `softmax`,
-`lnc` and `deterministic` say how a kernel works, not what it computes: they change nothing here.
+max(0, position - sliding_window + 1) .. position. With causal=False, which has no window, it sees
+all keys of the prior and of the chunk's real rows. Without k and v (None) it sees the prior alone:
+cross attention. A row that sees no key is zero, as is every row past the real ones. Only rows that
+are named here are ever read, so whatever lies in padding or in unused cache rows has no influence.
+Any S, d and block size is taken. Attention is returned in float64, that is before the kernels' one
+cast to the dtype of q. `kv_segment_size`, `softmax`, `lnc` and `deterministic` say how a kernel
+works, not what it computes: they change nothing here.
 
 With return_lse the result has lse [H, S] ([B, H, T]) as its last part: the natural logarithm of
 each row's softmax sum, the sink included, -inf where the row is not real or sees no key. Parts of
@@ -57,6 +60,7 @@ def padded_prefill(
     slot_mapping: Array,
     num_tokens: int,
     *,
+    causal: bool = True,
     scale: float | None = None,
     softcap: float = 0.0,
     sliding_window: int | None = None,
@@ -76,7 +80,8 @@ def padded_prefill(
     no_blocks = np.empty(0, np.int32)
     out, lse = segmented_attention(
         q, k, v, nothing, nothing, no_blocks, 0, num_tokens,
-        scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks, return_lse=True,
+        causal=causal, scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks,
+        return_lse=True,
     )  # fmt: skip
     write_kv_cache(
         k, v, k_cache, v_cache, slot_mapping,
@@ -87,8 +92,8 @@ def padded_prefill(
 
 def segmented_attention(
     q: Array,
-    k: Array,
-    v: Array,
+    k: Array | None,
+    v: Array | None,
     k_cache: Array,
     v_cache: Array,
     block_table: Array,
@@ -96,6 +101,7 @@ def segmented_attention(
     num_tokens: int,
     *,
     kv_segment_size: int = 2048,
+    causal: bool = True,
     scale: float | None = None,
     softcap: float = 0.0,
     sliding_window: int | None = None,
@@ -110,6 +116,9 @@ def segmented_attention(
     """Attention of a chunk over `prior_tokens` cached tokens and itself. Returns out [H, S, d]."""
     num_q_heads, _, head_dim = q.shape
     k_cache = _by_row(k_cache, k_pre_transposed)
+    num_own = num_tokens
+    if k is None or v is None:
+        k, v, num_own = k_cache[:0, :, 0].swapaxes(0, 1), v_cache[:0, :, 0].swapaxes(0, 1), 0
     group = queries_per_kv_head(num_q_heads, k.shape[0])
     out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
     for head in range(num_q_heads):
@@ -117,12 +126,12 @@ def segmented_attention(
         prior_positions, prior_k, prior_v = _cached_rows(
             kv_head, k_cache, v_cache, block_table, prior_tokens, k_scale, v_scale
         )
-        own_positions = prior_tokens + np.arange(num_tokens)
+        own_positions = prior_tokens + np.arange(num_own)
         positions = np.concatenate([prior_positions, own_positions])
-        keys = np.concatenate([prior_k, k[kv_head, :num_tokens].astype(np.float64)])
-        values = np.concatenate([prior_v, v[kv_head, :num_tokens].astype(np.float64)])
+        keys = np.concatenate([prior_k, k[kv_head, :num_own].astype(np.float64)])
+        values = np.concatenate([prior_v, v[kv_head, :num_own].astype(np.float64)])
         for row in range(num_tokens):
-            seen = _seen(positions, prior_tokens + row, sliding_window)
+            seen = _seen(positions, prior_tokens + row, sliding_window, causal)
             out[head, row], lse[head, row] = _attend(
                 q[head, row], keys[seen], values[seen],
                 _scale(scale, head_dim), softcap, _sink(sinks, head),
@@ -138,6 +147,7 @@ def paged_decode(
     context_lens: Array,
     *,
     query_lens: Array | None = None,
+    causal: bool = True,
     scale: float | None = None,
     softcap: float = 0.0,
     sliding_window: int | None = None,
@@ -168,7 +178,7 @@ def paged_decode(
                 head // group, k_cache, v_cache, block_tables[request], context, k_scale, v_scale
             )
             for t in range(real):
-                seen = _seen(positions, context - real + t, sliding_window)
+                seen = _seen(positions, context - real + t, sliding_window, causal)
                 out[request, head, t], lse[request, head, t] = _attend(
                     q[request, head, t], keys[seen], values[seen],
                     _scale(scale, head_dim), softcap, _sink(sinks, head),
@@ -258,8 +268,12 @@ def _cached_rows(
     )
 
 
-def _seen(positions: npt.NDArray[np.int64], position: int, window: int | None) -> Array:
+def _seen(
+    positions: npt.NDArray[np.int64], position: int, window: int | None, causal: bool
+) -> Array:
     """Which keys the query at `position` sees."""
+    if not causal:
+        return np.ones(len(positions), bool)
     first = 0 if window is None else position - window + 1
     return (positions >= first) & (positions <= position)
 

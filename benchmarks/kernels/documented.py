@@ -77,7 +77,16 @@ CAPPED: tuple[Workload, ...] = (
     OwnShape(Decode(1, 32768), CAP),
 )
 
-DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *PREFILLS, *DECODES, *CAPPED, *KEYS)
+ALL_SEEN = (("causal", False),)
+
+NOT_CAUSAL: tuple[Workload, ...] = tuple(
+    OwnShape(Prefill(rows, prior), options)
+    for options in (ALL_SEEN, (*ALL_SEEN, ("softmax", "exact")))
+    for rows, prior in ((2048, 8192), (2048, 0), (512, 8192))
+) + (OwnShape(Prefill(512, 8192), (("k", None), ("v", None), *ALL_SEEN)),)
+"""Their share of the peak counts the pairs of causal attention."""
+
+DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *PREFILLS, *DECODES, *CAPPED, *NOT_CAUSAL, *KEYS)
 
 
 HEAD = f"| call | {' | '.join(f'{name} us' for name in BANDS)} | share at base | exact over auto |"

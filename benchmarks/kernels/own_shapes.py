@@ -36,7 +36,10 @@ class OwnShape:
     @property
     def label(self) -> str:
         """That of the workload and what differs."""
-        options = [v if isinstance(v, str) else f"{name} {v:g}" for name, v in self.options]
+        options = [
+            f"{name} {v:g}" if isinstance(v, float) else v if isinstance(v, str) else f"{name}={v}"
+            for name, v in self.options
+        ]
         return ", ".join([self.workload.label, *(["float32"] if self.float32 else []), *options])
 
     @property

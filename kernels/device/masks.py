@@ -4,7 +4,7 @@ Positions are exact in fp32: they stay far below 2**24.
 """
 
 from ..backend import nisa, nl
-from ..sizes import PARTITIONS
+from ..sizes import MASKED, PARTITIONS
 from .loading import runs_of
 from .tile_schedule import QGroup
 
@@ -16,6 +16,18 @@ def valid_rows(num_tokens: nl.NkiTensor, num_tiles: int) -> nl.NkiTensor:
     valid = nl.ndarray((PARTITIONS, num_tiles), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=valid, data=rows, op0=nl.less, operand0=num_tokens)
     return valid
+
+
+def absent_rows(num_tokens: nl.NkiTensor, num_rows: int) -> nl.NkiTensor:
+    """[1, num_rows] bf16: MASKED from row `num_tokens` [128, 1] on, else 0."""
+    rows = nl.ndarray((1, num_rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(rows, [[1, num_rows]], offset=0, channel_multiplier=0)
+    absent = nl.ndarray((1, num_rows), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=absent, data=rows, op0=nl.greater_equal, operand0=num_tokens[0:1, :], op1=nl.multiply,
+        operand1=MASKED,
+    )  # fmt: skip
+    return absent
 
 
 def q_tile_rows(every_valid: nl.NkiTensor, group: QGroup) -> nl.NkiTensor:

@@ -3,6 +3,7 @@
 Formula. For query head h, row i < num_tokens, KV head g = h // (H / KV):
     out[h, i] = softmax over max(0, i - sliding_window + 1) <= j <= i of scale * q[h, i] . k[g, j],
                 times v[g, j]
+or, not causal, over all j < num_tokens,
 where sinks[h] joins the sum of the softmax as one more logit without a value. Rows >= num_tokens
 are zero. k and v are stored through slot_mapping as in write_kv_cache.
 
@@ -87,7 +88,7 @@ def padded_prefill_kernel(
         sources = [sources[nl.program_id(0)]]
     writes_left = [stores(source) for source in sources]
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
+        ChunkArguments(q, (k, v), num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
         softmax,
         None,
     )  # fmt: skip
@@ -111,7 +112,7 @@ def chunk_attention_kernel(
     softmax = SoftmaxArguments.of(softmax)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
+        ChunkArguments(q, (k, v), num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
         softmax,
         None,
     )  # fmt: skip

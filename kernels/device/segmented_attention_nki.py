@@ -3,6 +3,8 @@
 Formula. Row i < num_tokens stands at position p = prior_tokens + i. For query head h on KV head g:
     out[h, i] = softmax over the keys at positions max(0, p - sliding_window + 1) .. p of
                 scale * q[h, i] . key[g, j], times value[g, j]
+or, not causal, over all keys at positions < prior_tokens + num_tokens, < prior_tokens where k and
+v are None (cross attention),
 where sinks[h] joins the sum of the softmax as one more logit without a value. Keys and values at
 positions < prior_tokens come from the cache through block_table (-1: absent) as stored value times
 k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
@@ -53,8 +55,8 @@ from .prefill.window_segments import WindowTokens
 @nki.jit
 def segmented_attention_kernel(
     q: nl.NkiTensor,  # [H, S, d]
-    k: nl.NkiTensor,  # [KV, S, d]
-    v: nl.NkiTensor,  # [KV, S, d]
+    k: nl.NkiTensor | None,  # [KV, S, d]; None: cross attention, with the exact softmax
+    v: nl.NkiTensor | None,  # [KV, S, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
     block_table: nl.NkiTensor,  # [1, blocks, TABLE_PADDING tokens of -1 at the end] int32
@@ -80,10 +82,11 @@ def segmented_attention_kernel(
         tokens = WindowTokens(window_slots, window_blocks, window_seen)
     cache = PagedCache(k_cache, v_cache, block_table, k_pre_transposed)
     given = PriorArguments(cache, prior_tokens, kv_segment_size, k_scales, v_scales, tokens)
+    own = None if k is None or v is None else (k, v)
     prefill = Prefill(
-        ChunkArguments(q, k, v, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
+        ChunkArguments(q, own, num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
         softmax,
-        Prior(given, k, softmax.window),
+        Prior(given, q, k, softmax.window),
     )  # fmt: skip
     prefill.run([])
     return (out, *prefill.results())

@@ -84,10 +84,6 @@ class QGroup:
         """q_tiles of a q_block."""
         return min(Q_BLOCK_TILES, self.num_tiles - block * Q_BLOCK_TILES)
 
-    def num_keys(self, block: int) -> int:
-        """kv_tiles of the chunk up to the last one that a q_block sees."""
-        return self.row_tile(block * Q_BLOCK_TILES + self.tiles_of(block) - 1) + 1
-
 
 @dataclass(frozen=True)
 class HeadLayout:

@@ -25,11 +25,17 @@ class Step:
     block_size: int
     num_kv_heads: int
     num_cores: int
+    causal: bool = True
 
     @cached_property
     def first_query(self) -> Array:
         """Position of each request's first query."""
         return self.context_lens - self.query_lens
+
+    @cached_property
+    def seen_by_all(self) -> Array:
+        """Tokens from the first on that every query sees, but for a window."""
+        return self.first_query + 1 if self.causal else self.context_lens
 
     @cached_property
     def reach(self) -> Array:
@@ -67,7 +73,7 @@ def common_runs(shape: DecodeShape, step: Step) -> CommonRuns:
     size = shape.tokens
     per_block = step.block_size // size
     first = -(-np.maximum(0, step.context_lens - step.reach) // size)
-    end = np.maximum(first, (step.first_query + 1) // size)
+    end = np.maximum(first, step.seen_by_all // size)
     reached = np.where(step.active, end, first)
     blocks = step.tables[:, : cdiv(int(reached.max()), per_block), None].astype(np.int32)
     rows = step.rows(blocks, np.arange(per_block, dtype=np.int32), size)
@@ -109,8 +115,11 @@ def edge_runs(shape: DecodeShape, step: Step, common: CommonRuns) -> EdgeRuns:
     requests, width = step.tables.shape
     blocks = step.tables[np.arange(requests)[:, None], np.clip(entry, 0, width - 1)]
     exists &= step.active[:, None] & (blocks != UNUSED_BLOCK)
-    queries = step.first_query[:, None] + np.arange(shape.num_queries)
-    queries = np.where(queries < step.context_lens[:, None], queries, -1)[:, None, :, None]
+    number = np.arange(shape.num_queries)
+    last_seen = step.first_query[:, None] + number
+    if not step.causal:
+        last_seen = np.broadcast_to(step.context_lens[:, None] - 1, last_seen.shape)
+    queries = np.where(number < step.query_lens[:, None], last_seen, -1)[:, None, :, None]
     positions = (unit[..., None] * e + np.arange(e))[:, :, None]
     seen = (positions <= queries) & exists[:, :, None, None]
     if step.window is not None:

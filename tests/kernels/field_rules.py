@@ -42,13 +42,16 @@ def _segmented(
     dtype: Any = BF16,
     segment: int = 512,
     d: int = 64,
+    cross: bool = False,
+    **more: Any,
 ) -> Launch[Any]:
     rng = np.random.default_rng(1)
     paged = paged_tokens(rng, [prior], heads[1], d, 32, options.cache_dtype(dtype))
     q, k, v = (normal(rng, (n, rows, d), dtype) for n in (heads[0], heads[1], heads[1]))
+    own = (None, None) if cross else (k, v)
     return prepare_segmented_attention(
-        q, k, v, options.stored_keys(paged.k_cache), paged.v_cache, paged.tables[0], prior,
-        rows - 3, kv_segment_size=segment, softmax=softmax,
+        q, own[0], own[1], options.stored_keys(paged.k_cache), paged.v_cache, paged.tables[0],
+        prior, rows - 3, kv_segment_size=segment, softmax=softmax, **more,
         **options.arguments(rng, heads[0]), **options.scales(rng, heads[1], dtype),
     )  # fmt: skip
 
@@ -112,6 +115,22 @@ CALLS: Final[dict[str, Callable[[], Launch[Any]]]] = {
         (3, 3), 256, 900, "exact", _options(window=300, with_sinks=True)
     ),
     "segmented no prior": lambda: _segmented((2, 1), 256, 0, "exact", _options()),
+    "segmented exact, not causal": lambda: _segmented(
+        (2, 1), 256, 600, "exact", _options(softcap=30.0), causal=False, return_lse=True
+    ),
+    "segmented bounded, not causal": lambda: _segmented(
+        (2, 1), 256, 600, "bounded", _options(), causal=False
+    ),
+    "segmented cross lnc 2": lambda: _segmented(
+        (4, 2),
+        256,
+        700,
+        "exact",
+        _options(lnc=2, with_sinks=True),
+        cross=True,
+        causal=False,
+        return_lse=True,
+    ),
     "padded": lambda: _padded((2, 1), _options()),
     "padded turned fp8, 2 KV heads": lambda: _padded((4, 2), _options(True, True, lnc=2)),
     "padded fp32 window": lambda: _padded((2, 2), _options(window=100), 128, np.float32),

@@ -23,6 +23,7 @@ def dense(
     window: int | None = None,
     sinks: Array | None = None,
     softcap: float = 0.0,
+    causal: bool = True,
 ) -> Float64:
     """Whole-matrix softmax attention; query i stands at prior + i, key j at j."""
     group = q.shape[0] // k.shape[0]
@@ -33,6 +34,7 @@ def dense(
         scores = softcap * (bent - 1) / (bent + 1)
     behind = prior + np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])
     visible = (behind >= 0) & (behind < (np.inf if window is None else window))
+    visible |= not causal
     weights = np.where(visible, np.exp(scores), 0.0)
     total = weights.sum(2, keepdims=True)
     if sinks is not None:

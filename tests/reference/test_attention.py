@@ -140,6 +140,7 @@ def test_caches_are_updated_in_place_and_returned() -> None:
     window=st.none() | st.integers(1, 15),
     with_sinks=st.booleans(),
     softcap=st.sampled_from([0.0, 0.7]),
+    causal=st.booleans(),
 )
 def test_every_path_to_the_same_tokens_is_the_dense_formula(
     seed: int,
@@ -152,14 +153,16 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
     window: int | None,
     with_sinks: bool,
     softcap: float,
+    causal: bool,
 ) -> None:
     """Whole prefill; prefill of the prior then a chunk; the same chunk as a decode with T rows."""
     rng = np.random.default_rng(seed)
     d, total, rows = 3, prior + num_tokens, num_tokens + padding
+    window = window if causal else None
     q = rng.standard_normal((group * num_kv_heads, total, d))
     k, v = (rng.standard_normal((num_kv_heads, total, d)) for _ in range(2))
     sinks = rng.standard_normal(len(q)) if with_sinks else None
-    expected = dense(q, k, v, 0, window, sinks, softcap)
+    expected = dense(q, k, v, 0, window, sinks, softcap, causal)
 
     num_blocks = -(-total // block_size)
     table = rng.permutation(num_blocks + 2)[:num_blocks].astype(np.int32)
@@ -172,6 +175,7 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
     out, _, _ = padded_prefill(
         padded(q), padded(k), padded(v), *nan_caches(1, num_kv_heads, 1, d),
         no_slots(total + padding), total, sliding_window=window, sinks=sinks, softcap=softcap,
+        causal=causal,
     )  # fmt: skip
     np.testing.assert_allclose(out[:, :total], expected, rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(out[:, total:], 0.0)
@@ -190,6 +194,7 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
         sliding_window=window,
         sinks=sinks,
         softcap=softcap,
+        causal=causal,
     )
     np.testing.assert_allclose(out[:, :num_tokens], expected[:, prior:], rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(out[:, num_tokens:], 0.0)
@@ -199,9 +204,16 @@ def test_every_path_to_the_same_tokens_is_the_dense_formula(
     decoded = paged_decode(
         np.stack([chunk_q, np.full((len(q), rows, d), np.nan)]), k_cache, v_cache, tables,
         np.array([total, 0], np.int32), query_lens=np.array([num_tokens, 0], np.int32),
-        sliding_window=window, sinks=sinks, softcap=softcap,
+        sliding_window=window, sinks=sinks, softcap=softcap, causal=causal,
     )  # fmt: skip
     real = decoded[0, :, :num_tokens]
     np.testing.assert_allclose(real, expected[:, prior:], rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(decoded[0, :, num_tokens:], 0.0)
     np.testing.assert_array_equal(decoded[1], 0.0)
+
+    if not causal:
+        crossed = segmented_attention(
+            chunk_q, None, None, k_cache, v_cache, table, total, num_tokens, causal=False,
+            sinks=sinks, softcap=softcap,
+        )  # fmt: skip
+        np.testing.assert_array_equal(crossed, decoded[0])

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from ...backend import nisa, nl
 from ...sizes import PARTITIONS, ScoreNumbers
 from ..loading import broadcast_row, element_bytes, row_tile_view, runs_of
-from ..masks import q_tile_rows, valid_rows
-from ..tile_schedule import Q_BLOCK_TILES, QGroup, core_q_groups, head_layout, passes_of
+from ..masks import absent_rows, q_tile_rows, valid_rows
+from ..tile_schedule import QGroup, core_q_groups, head_layout, passes_of
 from .band import Band
 from .bounded_softmax import BoundedSoftmax
 from .chunk import ChunkKeys, ChunkStream
@@ -40,10 +40,8 @@ class ChunkArguments:
 
     q: nl.NkiTensor
     """[H, S, d]."""
-    k: nl.NkiTensor
-    """[KV, S, d]."""
-    v: nl.NkiTensor
-    """[KV, S, d]."""
+    own: tuple[nl.NkiTensor, nl.NkiTensor] | None
+    """k and v [KV, S, d]; None: cross attention, over the prior alone."""
     num_tokens: nl.NkiTensor
     """[1, 1] int32."""
     sinks: nl.NkiTensor | None
@@ -62,12 +60,13 @@ class SoftmaxArguments(NamedTuple):
     mode: str
     """"exact" or "bounded"."""
     with_lse: bool = False
+    causal: bool = True
 
     @classmethod
     def of(cls, given: "SoftmaxArguments") -> "SoftmaxArguments":
         """From what a kernel is given: plain tuples on a device."""
-        numbers, window, mode, with_lse = given
-        return cls(ScoreNumbers(*numbers), window, mode, with_lse)
+        numbers, window, mode, with_lse, causal = given
+        return cls(ScoreNumbers(*numbers), window, mode, with_lse, causal)
 
 
 @dataclass
@@ -93,9 +92,14 @@ class Prefill:
     ) -> None:
         num_heads, num_rows, _ = chunk.q.shape
         assert num_rows % PARTITIONS == 0, "the number of rows must be a multiple of 128"
-        assert num_heads % chunk.k.shape[0] == 0, "query heads must be a multiple of KV heads"
+        if chunk.own is not None:
+            self._num_kv_heads: int = chunk.own[0].shape[0]
+        else:
+            assert prior is not None, "cross attention needs a prior"
+            self._num_kv_heads = prior.cache.v_cache.shape[1]
+        assert num_heads % self._num_kv_heads == 0, "query heads must be a multiple of KV heads"
         self._chunk, self._given, self._prior = chunk, softmax, prior
-        self._band = Band(softmax.window)
+        self._band = Band(softmax.window, softmax.causal)
         self._real = broadcast_row(chunk.num_tokens)
         self._every_valid = valid_rows(self._real, num_rows // PARTITIONS)
         self._every_sink = None if chunk.sinks is None else broadcast_row(chunk.sinks)
@@ -105,6 +109,9 @@ class Prefill:
                 dst=self._every_sink, data=self._every_sink, op0=nl.add,
                 operand0=softmax.numbers.softcap,
             )  # fmt: skip
+        self._absent: nl.NkiTensor | None = None
+        if chunk.own is not None and not softmax.causal and softmax.mode == "exact":
+            self._absent = absent_rows(self._real, num_rows)
         self._keys: dict[int, ChunkKeys] = {}
         self._flags = sbuf((1, num_heads), nl.int32)
         nisa.memset(dst=self._flags, value=0)
@@ -112,7 +119,7 @@ class Prefill:
     def run(self, cache_writes: Sequence[Iterator[None]]) -> None:
         """Every q_group; cache writes beside the first passes, finished by the caller."""
         q = self._chunk.q
-        layout = head_layout(q.shape, self._chunk.k.shape[0], element_bytes(q.dtype))
+        layout = head_layout(q.shape, self._num_kv_heads, element_bytes(q.dtype))
         groups = core_q_groups(layout, nl.program_id(0), nl.num_programs(0))
         zeros = self._zero_rows(groups)
         background = [zeros, *cache_writes]
@@ -181,20 +188,16 @@ class Prefill:
     def _new_work(self, softmax: Softmax, group: QGroup, prior: Prior | None) -> _Work:
         """What a q_group needs on the chip; `prior` is what its pass sees of the cache."""
         chunk = self._chunk
-        d, dtype = chunk.q.shape[2], chunk.q.dtype
+        queries = QueryTiles(group, chunk.q.shape[2], chunk.q.dtype, self._band)
         if group.kv_head not in self._keys:
             self._keys[group.kv_head] = ChunkKeys(
-                chunk.k,
-                chunk.v,
-                group.kv_head,
-                self._every_valid,
-                self._given.numbers.of_products,
-            )
-        queries = QueryTiles(group, d, dtype, self._band)
+                chunk.own, group.kv_head, self._every_valid, queries,
+                self._given.numbers.of_products, self._absent,
+            )  # fmt: skip
         softmax.add_queries(queries)
         rows = RowFacts(
             q_tile_rows(self._every_valid, group), self._sinks_of(group),
-            None if prior is None else prior.value_scale(group.kv_head),
+            None if prior is None else prior.value_scale(group.kv_head), chunk.own is None,
         )  # fmt: skip
         stream = ChunkStream(queries, chunk.q, self._keys[group.kv_head], rows.valid)
         return _Work(
@@ -229,7 +232,7 @@ class Prefill:
             prior = PriorPass(softmax, seen, [each.queries for each in work], self._real)
         num_first = [each.group.num_blocks for each in work]
         if prior is not None and len(work) == 1 and work[0].rows.value_scale is None:
-            num_first = [self._blocks_before_prior(work[0].queries)]
+            num_first = [self._blocks_before_prior(work[0])]
 
         def first(i: nisa.VirtualRegister | int) -> None:
             self._attend_first(softmax, work, prior, num_first, extra)
@@ -291,7 +294,7 @@ class Prefill:
             for block in range(blocks):
                 stream.until(block + 1)
                 softmax.attend_blocks(queries, [block], stream.chunk.kv, False)
-            softmax.clear_from(queries, blocks)
+            softmax.clear_from(queries, blocks if self._chunk.own is not None else 0)
         softmax.drain()
         for each in work:
             for _ in each.stream:
@@ -334,7 +337,7 @@ class Prefill:
             each.result.finish()
         softmax.background.clear()
 
-    def _blocks_before_prior(self, queries: QueryTiles) -> int:
+    def _blocks_before_prior(self, work: _Work) -> int:
         """q_blocks that are computed over the chunk before the prior.
 
         The others, the last ones, are left for the end: as many as it takes to hide the
@@ -342,11 +345,8 @@ class Prefill:
         kv_tile), as long as those before have a kv_tile for each q_tile, whose preparation they
         hide.
         """
-        group = queries.group
-        seen = [
-            group.num_keys(block) - max(0, group.row_tile(block * Q_BLOCK_TILES) - self._band.reach)
-            for block in range(group.num_blocks)
-        ]
+        group, count = work.group, work.stream.chunk.kv.count
+        seen = [len(work.queries.seen_of_chunk(block, count)) for block in range(group.num_blocks)]
         block, hidden = group.num_blocks, 0
         while block > 1 and 10 * hidden < 7 * group.num_tiles:
             if sum(seen[: block - 1]) < group.num_tiles:

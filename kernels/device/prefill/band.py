@@ -17,9 +17,10 @@ FARTHEST = 2**30
 
 @dataclass(frozen=True)
 class Band:
-    """Causal attention, within a window or without (None)."""
+    """Causal attention, within a window or without (None); or every row sees every key."""
 
     window: int | None
+    causal: bool = True
 
     @cached_property
     def reach(self) -> int:
@@ -37,10 +38,12 @@ class Band:
 
     def is_cut(self, distance: int) -> bool:
         """Whether some row does not see some key of a tile that is seen."""
-        return distance == 0 or distance >= self.edge
+        return self.causal and (distance == 0 or distance >= self.edge)
 
     def cut_distances(self) -> list[int]:
         """Those at which a tile is seen in part: at most three."""
+        if not self.causal:
+            return []
         edges = range(max(1, self.edge), self.reach + 1) if self.edge < FARTHEST else ()
         return [0, *edges]
 

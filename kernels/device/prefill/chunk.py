@@ -2,7 +2,8 @@
 
 q_blocks are computed in order, the first rows first, so that a q_block needs few pieces of keys and
 values more than the one before; they are made one q_block ahead, in small portions beside the
-softmax's. Keys and values stay for the later q_groups of their KV head.
+softmax's. Keys and values stay for the later q_groups of their KV head. Where attention is not
+causal all of them are made before the first q_block.
 """
 
 from collections.abc import Iterator
@@ -23,21 +24,22 @@ beside what is made of them."""
 
 
 class ChunkKeys:
-    """Keys and values of a KV head's chunk, piece by piece."""
+    """Keys and values of a KV head's chunk, piece by piece; none for cross attention."""
 
     def __init__(
         self,
-        k: nl.NkiTensor,  # [KV, S, d] HBM
-        v: nl.NkiTensor,  # [KV, S, d] HBM
+        own: tuple[nl.NkiTensor, nl.NkiTensor] | None,  # k and v [KV, S, d] HBM
         kv_head: int,
         every_valid: nl.NkiTensor,  # [128, S / 128] uint8: real rows of the chunk
+        like: QueryTiles,
         scale: float,
+        absent: nl.NkiTensor | None,  # [1, S] bf16: MASKED at padding keys that rows would see
     ) -> None:
-        _, num_rows, d = k.shape
-        num_tiles = num_rows // PARTITIONS
-        self.k, self.v, self.kv_head, self._every_valid = k, v, kv_head, every_valid
-        pieces = new_pieces(num_tiles, d, k.dtype)
-        self.kv = KvTiles(pieces, d, num_tiles, ScoreScale(scale, -scale), 0)
+        num_tiles = 0 if own is None else own[0].shape[1] // PARTITIONS
+        self._own, self._kv_head, self._every_valid = own, kv_head, every_valid
+        self._dtype = like.dtype
+        pieces = new_pieces(num_tiles, like.d, like.dtype)
+        self.kv = KvTiles(pieces, like.d, num_tiles, ScoreScale(scale, -scale), 0, absent)
         self.made = 0
         """Pieces that the q_groups so far have made."""
         self._loaded: dict[int, tuple[nl.NkiTensor, nl.NkiTensor]] = {}
@@ -49,12 +51,13 @@ class ChunkKeys:
 
     def load(self, piece: int) -> None:
         """Start the loads of a piece."""
+        assert self._own is not None
         first, count = self._range(piece)
         rows = []
-        for hbm in (self.k, self.v):
+        for hbm in self._own:
             rows.append(sbuf((PARTITIONS, count * self.kv.d), hbm.dtype))
             nisa.dma_copy(
-                dst=rows[-1], src=row_tile_view(hbm, self.kv_head, 1, first, count),
+                dst=rows[-1], src=row_tile_view(hbm, self._kv_head, 1, first, count),
                 dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar,
             )  # fmt: skip
         self._loaded[piece] = (rows[0], rows[1])
@@ -64,7 +67,7 @@ class ChunkKeys:
         first, count = self._range(piece)
         keys, values = self._loaded[piece]
         valid = each_element(self._every_valid, first, count, self.kv.d)
-        real = sbuf(keys.shape, self.k.dtype)
+        real = sbuf(keys.shape, self._dtype)
         nisa.select_reduce(dst=real, predicate=valid, on_true=keys, on_false=0.0)
         self._loaded[piece] = (real, values)
 
@@ -105,17 +108,22 @@ class ChunkStream(Pieces):
 
     def _pieces_of(self, block: int) -> int:
         """Pieces of keys that a q_block and those before it need."""
-        return -(-self.queries.group.num_keys(block) // PIECE_TILES)
+        return -(-self.queries.seen_of_chunk(block, self.chunk.kv.count).stop // PIECE_TILES)
 
     def begin(self, blocks: int) -> None:
         """Start the loads of the first q_blocks."""
         group = self.queries.group
         for block in range(self._loads, min(blocks, group.num_blocks)):
-            for piece in range(self._loaded_pieces, self._pieces_of(block)):
-                self.chunk.load(piece)
-                self._loaded_pieces = piece + 1
+            needed = self._pieces_of(block)
+            self._load_keys(needed if self.queries.band.causal else min(needed, LOADED_AHEAD))
             self._load_queries(block)
             self._loads = block + 1
+
+    def _load_keys(self, end: int) -> None:
+        """Start the loads of pieces up to `end`."""
+        for piece in range(self._loaded_pieces, end):
+            self.chunk.load(piece)
+            self._loaded_pieces = piece + 1
 
     def _load_queries(self, block: int) -> None:
         """The row tiles that a q_block is the first to need, all heads of them."""
@@ -138,6 +146,8 @@ class ChunkStream(Pieces):
     def _make(self) -> Iterator[int]:
         """Rows one q_block before columns, columns and values before their q_block."""
         group, chunk = self.queries.group, self.chunk
+        if not self.queries.band.causal:
+            yield from self._make_every_piece()
         zeroed = made = chunk.made
         for block in range(-1, group.num_blocks):
             needed = made
@@ -163,6 +173,16 @@ class ChunkStream(Pieces):
             made = needed
             chunk.made = max(chunk.made, made)
             yield block + 1
+
+    def _make_every_piece(self) -> Iterator[int]:
+        """Keys and values of the whole chunk."""
+        chunk, count = self.chunk, self._pieces_of(0)
+        for piece in range(chunk.made, count):
+            self._load_keys(min(piece + LOADED_AHEAD, count))
+            for step in (chunk.zero_padding, chunk.write_keys, chunk.write_values):
+                step(piece)
+                yield 0
+            chunk.made = piece + 1
 
     def _zero_padding(self, block: int) -> None:
         """The rows of a q_block, padding made zero."""

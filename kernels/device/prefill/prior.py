@@ -108,10 +108,16 @@ class PriorArguments:
 class Prior:
     """What all passes share: constants of the sources, counts and scales."""
 
-    def __init__(self, given: PriorArguments, k: nl.NkiTensor, window: int | None) -> None:
-        _, num_rows, d = k.shape
+    def __init__(
+        self,
+        given: PriorArguments,
+        q: nl.NkiTensor,  # [H, S, d] HBM
+        k: nl.NkiTensor | None,  # [KV, S, d] HBM, the chunk's
+        window: int | None,
+    ) -> None:
+        _, num_rows, d = q.shape
         self.given, self.cache, self.k = given, given.cache, k
-        self.dtype: str = k.dtype
+        self.dtype: str = q.dtype
         self.count = broadcast_row(given.prior_tokens)
         self._k_factors = None if given.k_scales is None else broadcast_row(given.k_scales)
         self._v_factors = None if given.v_scales is None else broadcast_row(given.v_scales)
@@ -155,7 +161,8 @@ class Prior:
     def has_chunk_form(self) -> bool:
         """Whether a key of the chunk can stand in for a cached one."""
         return (
-            self.cache.k_cache.dtype == self.dtype
+            self.k is not None
+            and self.cache.k_cache.dtype == self.dtype
             and self._k_factors is None
             and not self.cache.k_pre_transposed
         )
@@ -315,7 +322,7 @@ class PriorPass:
     def options(self, queries: QueryTiles) -> StageOptions:
         """How segments are made ready for a q_group."""
         first_key = None
-        if self.softmax.is_exact and self.prior.has_chunk_form:
+        if self.softmax.is_exact and self.prior.has_chunk_form and self.prior.k is not None:
             kv_head = queries.group.kv_head
             if kv_head not in self._first_keys:
                 self._first_keys[kv_head] = FirstKey(self.prior.k, kv_head, self._num_tokens)

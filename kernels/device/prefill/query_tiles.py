@@ -45,9 +45,17 @@ class QueryTiles:
 
     def seen(self, t: int, first_tile: int, count: int) -> range:
         """Which of `count` kv_tiles from `first_tile` on a q_tile sees."""
+        if not self.band.causal:
+            return range(count)
         tile = self.group.row_tile(t)
         begin = max(0, tile - self.band.reach - first_tile)
         return range(begin, min(count, tile + 1 - first_tile))
+
+    def seen_of_chunk(self, block: int, count: int) -> range:
+        """Which of the chunk's `count` kv_tiles some q_tile of a q_block sees."""
+        first = block * Q_BLOCK_TILES
+        last = first + self.group.tiles_of(block) - 1
+        return range(self.seen(first, 0, count).start, self.seen(last, 0, count).stop)
 
     def scale_values(self, factor: nl.NkiTensor) -> None:
         """Multiply the value columns of the accumulators by a [128, 1] factor, not the row_sums."""

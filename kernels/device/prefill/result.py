@@ -48,6 +48,8 @@ class RowFacts:
     """[128, q_tiles] fp32."""
     value_scale: nl.NkiTensor | None
     """[128, 1] fp32: factor of the accumulators."""
+    may_see_nothing: bool = False
+    """Whether a real row may see no key: it sees none of the chunk's."""
 
 
 class GroupResult:
@@ -241,7 +243,15 @@ class GroupResult:
             nisa.tensor_scalar(
                 dst=every, data=every, op0=nl.subtract, operand0=self._softmax.numbers.softcap
             )
-        nisa.select_reduce(dst=kept, predicate=self._rows.valid, on_true=every, on_false=-math.inf)
+        shown = self._rows.valid
+        if self._rows.may_see_nothing:
+            # A row that sees a key has a weight of 1.
+            shown = sbuf(shown.shape, nl.uint8)
+            nisa.scalar_tensor_tensor(
+                dst=shown, data=self._row_sum, op0=nl.greater, operand0=0.0, op1=nl.multiply,
+                operand1=self._rows.valid,
+            )  # fmt: skip
+        nisa.select_reduce(dst=kept, predicate=shown, on_true=every, on_false=-math.inf)
         rows = sbuf((total, PARTITIONS))
         transpose([kept], rows, nisa.engine.vector)
         for i in range(group.num_stored):
