@@ -25,6 +25,7 @@ from .validation import (
     check_dtypes,
     check_integers,
     check_shape,
+    check_tree_mask,
     check_window,
     device_fp8,
 )
@@ -64,6 +65,8 @@ class DecodePlan:
             kind.read, (q, k_cache, v_cache, block_tables, context_lens)
         )
         lnc = check_cores(options["lnc"])
+        causal = options["causal"]
+        window = check_window(options["sliding_window"], causal)
         deterministic, columns = options["deterministic"], options["k_pre_transposed"]
         check_choice("deterministic", deterministic, (None, "batch"))
         group = _check_layer(q_, k_rows, v_rows, columns)
@@ -77,14 +80,15 @@ class DecodePlan:
         queries = check_integers("query_lens", queries, (num_requests,))
         _check_counts("context_lens", lengths, tables.shape[1] * block_size)
         _check_counts("query_lens", queries, num_queries)
+        tree = read_optional(kind, options["tree_mask"])
+        check_tree_mask(tree, causal, queries, num_queries)
         tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
-        causal = options["causal"]
-        window = check_window(options["sliding_window"], causal)
         shape = decode_shape(
             DecodeCall(
                 num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, block_size,
                 k_rows.dtype.itemsize, tables.shape[1] * block_size, window is not None, lnc,
                 columns and block_size > 1, deterministic == "batch",
+                tree is not None,
             )
         )  # fmt: skip
         if shape.plan_bytes(lnc) > MOST_PLAN_BYTES:
@@ -93,7 +97,9 @@ class DecodePlan:
                 f"{shape.plan_bytes(lnc)} bytes, must be at most {MOST_PLAN_BYTES}: give shorter "
                 "tables or fewer requests"
             )
-        step = Step(tables, lengths, queries, window, block_size, num_kv_heads, lnc, bool(causal))
+        step = Step(
+            tables, lengths, queries, window, block_size, num_kv_heads, lnc, bool(causal), tree
+        )
         layer = _layer_of(q_, k_rows, v_rows)
         return cls(step, shape, plan_lists(shape, step), columns, layer)
 
@@ -125,9 +131,13 @@ def prepare_paged_decode(
     `paged_decode` of the same arguments, gives out [B, H, T, d], with return_lse
     (out, lse [B, H, T]).
 
+    tree_mask [B, T, T] bool is for drafts in a tree: query t of request b sees all tokens before
+    the request's last query_lens[b], and of those the j-th if tree_mask[b, t, j]; itself always. A
+    sliding window still counts positions in the cache.
+
     A `plan` of the step stands for block_tables, context_lens and all options of `DecodePlan.build`
-    (query_lens, causal, sliding_window, k_pre_transposed, lnc, deterministic), which are not given
-    then.
+    (query_lens, tree_mask, causal, sliding_window, k_pre_transposed, lnc, deterministic), which are
+    not given then.
 
     deterministic="batch": the bits of a request's rows do not depend on the other requests, on its
     place among them, on the width of the table or on lnc. Short contexts then share no work tile.

@@ -57,6 +57,8 @@ class PlanOptions(TypedDict, total=False):
 
     query_lens: Any
     """[B] int32, real queries of each request; None is T."""
+    tree_mask: Any
+    """[B, T, T] bool, which of its request's new tokens each query sees; None: up to its own."""
     causal: bool
     sliding_window: int | None
     k_pre_transposed: bool
@@ -69,6 +71,7 @@ class DecodeOptions(AttentionOptions, total=False):
     """Those of paged_decode."""
 
     query_lens: Any
+    tree_mask: Any
     deterministic: str | None
 
 
@@ -79,11 +82,13 @@ ATTENTION: AttentionOptions = {
 }  # fmt: skip
 SEGMENTED: SegmentedOptions = {"kv_segment_size": 2048, **ATTENTION}
 PLAN: PlanOptions = {
-    "query_lens": None, "causal": True, "sliding_window": None, "k_pre_transposed": False,
-    "lnc": 1,
+    "query_lens": None, "tree_mask": None, "causal": True, "sliding_window": None,
+    "k_pre_transposed": False, "lnc": 1,
     "deterministic": None,
 }  # fmt: skip
-DECODE: DecodeOptions = {"query_lens": None, **ATTENTION, "deterministic": None}
+DECODE: DecodeOptions = {
+    "query_lens": None, "tree_mask": None, **ATTENTION, "deterministic": None,
+}  # fmt: skip
 
 
 def with_defaults(defaults: Mapping[str, Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:

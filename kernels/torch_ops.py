@@ -96,7 +96,7 @@ for _suffix, _length in ((".tensor", "Tensor"), ("", "SymInt")):
 _register(
     "paged_decode",
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor context_lens, "
-    f"Tensor? query_lens=None, {_OPTIONS}) -> Tensor",
+    f"Tensor? query_lens=None, {_OPTIONS}, Tensor? tree_mask=None) -> Tensor",
     kernels.paged_decode,
     _attention,
 )

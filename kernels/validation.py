@@ -280,6 +280,22 @@ def check_window(sliding_window: SupportsIndex | None, causal: bool) -> int | No
     return min(window, LONGEST_WINDOW)
 
 
+def check_tree_mask(tree_mask: Array | None, causal: bool, query_lens: Array, most: int) -> None:
+    """[B, T, T] bool, T = `most`: each real query sees itself; what lies beyond is not read."""
+    if tree_mask is None:
+        return
+    if not causal:
+        raise ValueError("tree_mask: must be None with causal=False")
+    check_shape("tree_mask", tree_mask, (len(query_lens), most, most))
+    if tree_mask.dtype != np.bool_:
+        raise ValueError(f"tree_mask: dtype {tree_mask.dtype} must be bool")
+    own = np.diagonal(tree_mask, axis1=1, axis2=2)
+    for request, query in np.argwhere(~own & (np.arange(most) < query_lens[:, None]))[:1].tolist():
+        raise ValueError(
+            f"tree_mask[{request}, {query}, {query}]=False: must be True, a query sees itself"
+        )
+
+
 def check_sinks(sinks: Array | None, num_q_heads: int) -> Array | None:
     """Sinks [H] fp32 as [1, H]; -infinity is a head without a sink."""
     if sinks is None:

@@ -10,6 +10,7 @@ KV heads (head h reads KV head h // (H / KV)), d the head size:
     block_table       [max_blocks] int32, -1 = these keys are absent;  decode: [B, max_blocks]
     slot_mapping      [S] int32, -1 = the token is not written
     causal            False: a query sees every token, of the chunk and of the cache
+    tree_mask         [B, T, T] bool: query t sees new token j, instead of those up to its own
     softcap           c > 0: scores are c * tanh(scores / c); 0: they are not capped
     sinks             [H]               a logit that joins the softmax sum once, without a value
     k_scale, v_scale  number or [KV]    real value = stored value x scale
@@ -147,6 +148,7 @@ def paged_decode(
     context_lens: Array,
     *,
     query_lens: Array | None = None,
+    tree_mask: Array | None = None,
     causal: bool = True,
     scale: float | None = None,
     softcap: float = 0.0,
@@ -164,7 +166,9 @@ def paged_decode(
 
     context_lens [B] counts the cached tokens of each request. query_lens [B], 0..T (None: T for
     every request with tokens): query t of request b is real when t < query_lens[b] and stands at
-    position context_lens[b] - query_lens[b] + t. Returns out [B, H, T, d].
+    position context_lens[b] - query_lens[b] + t. With a tree_mask it sees all tokens before the
+    last query_lens[b] and of those the ones in row t of the request's mask, within a window of
+    positions if there is one. Returns out [B, H, T, d].
     """
     num_requests, num_q_heads, num_queries, head_dim = q.shape
     k_cache = _by_row(k_cache, k_pre_transposed)
@@ -178,7 +182,12 @@ def paged_decode(
                 head // group, k_cache, v_cache, block_tables[request], context, k_scale, v_scale
             )
             for t in range(real):
-                seen = _seen(positions, context - real + t, sliding_window, causal)
+                seen = _seen(
+                    positions, context - real + t, sliding_window, causal and tree_mask is None
+                )
+                if tree_mask is not None:
+                    new = positions - (context - real)
+                    seen &= (new < 0) | tree_mask[request, t, np.maximum(new, 0)]
                 out[request, head, t], lse[request, head, t] = _attend(
                     q[request, head, t], keys[seen], values[seen],
                     _scale(scale, head_dim), softcap, _sink(sinks, head),
@@ -272,10 +281,8 @@ def _seen(
     positions: npt.NDArray[np.int64], position: int, window: int | None, causal: bool
 ) -> Array:
     """Which keys the query at `position` sees."""
-    if not causal:
-        return np.ones(len(positions), bool)
     first = 0 if window is None else position - window + 1
-    return (positions >= first) & (positions <= position)
+    return (positions >= first) & ((positions <= position) | (not causal))
 
 
 def _attend(

@@ -105,6 +105,7 @@ class DecodeCall:
     num_cores: int
     k_pre_transposed: bool = False
     batch_invariant: bool = False
+    has_tree: bool = False
 
 
 def decode_shape(call: DecodeCall) -> DecodeShape:
@@ -136,7 +137,7 @@ def decode_shape(call: DecodeCall) -> DecodeShape:
     edge = tokens if whole else min(tokens, EDGE_TOKENS)
     while edge * rows > MATMUL_COLUMNS:
         edge //= 2
-    edge_runs = (1 + call.has_window) * max(1, cdiv(tokens + queries - 2, edge))
+    edge_runs = (1 + call.has_window) * max(1, cdiv(tokens + queries - 2 + call.has_tree, edge))
     total = cdiv(most_tiles(sequences, runs, tile_segments), call.num_cores) + call.num_cores - 1
     if call.batch_invariant and call.num_cores == 2:
         # A core may have one sequence more than half.

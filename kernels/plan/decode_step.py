@@ -26,6 +26,7 @@ class Step:
     num_kv_heads: int
     num_cores: int
     causal: bool = True
+    tree: Array | None = None  # [B, T, T] bool: new tokens that a query sees
 
     @cached_property
     def first_query(self) -> Array:
@@ -35,7 +36,9 @@ class Step:
     @cached_property
     def seen_by_all(self) -> Array:
         """Tokens from the first on that every query sees, but for a window."""
-        return self.first_query + 1 if self.causal else self.context_lens
+        if not self.causal:
+            return self.context_lens
+        return self.first_query + (self.tree is None)
 
     @cached_property
     def reach(self) -> Array:
@@ -115,14 +118,28 @@ def edge_runs(shape: DecodeShape, step: Step, common: CommonRuns) -> EdgeRuns:
     requests, width = step.tables.shape
     blocks = step.tables[np.arange(requests)[:, None], np.clip(entry, 0, width - 1)]
     exists &= step.active[:, None] & (blocks != UNUSED_BLOCK)
-    number = np.arange(shape.num_queries)
-    last_seen = step.first_query[:, None] + number
-    if not step.causal:
-        last_seen = np.broadcast_to(step.context_lens[:, None] - 1, last_seen.shape)
-    queries = np.where(number < step.query_lens[:, None], last_seen, -1)[:, None, :, None]
     positions = (unit[..., None] * e + np.arange(e))[:, :, None]
-    seen = (positions <= queries) & exists[:, :, None, None]
-    if step.window is not None:
-        seen &= positions > queries - step.reach[:, None, None, None]
+    seen = exists[:, :, None, None] & _seen(step, positions, np.arange(shape.num_queries)[:, None])
     seen = seen.reshape(*unit.shape, -1)
     return EdgeRuns(np.where(seen.any(2), step.rows(blocks, place, e), -1), seen)
+
+
+def _seen(step: Step, positions: Array, query: Array) -> Array:
+    """Which query [T, 1] sees which of positions [B, n, 1, e]: [B, n, T, e]."""
+    first, lens, context, reach = (
+        each[:, None, None, None]
+        for each in (step.first_query, step.query_lens, step.context_lens, step.reach)
+    )
+    new = positions - first
+    if not step.causal:
+        seen = positions < context
+    elif step.tree is None:
+        seen = new <= query
+    else:
+        most = step.tree.shape[2]
+        request = np.arange(len(step.tree))[:, None, None, None]
+        seen = (new < 0) | ((new < lens) & step.tree[request, query, np.clip(new, 0, most - 1)])
+    if step.window is not None:
+        seen = seen & (new > query - reach)
+    found: Array = seen & (query < lens)
+    return found

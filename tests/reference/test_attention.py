@@ -63,6 +63,19 @@ def test_a_cap_bends_scores_before_the_sink_joins() -> None:
     np.testing.assert_allclose(lse, [[np.log(7.0), np.log(10.0)]], rtol=1e-14)
 
 
+def test_a_tree_of_drafts_worked_by_hand() -> None:
+    # One token before the drafts, then a root and two children; all scores are 0, so that each
+    # query has the mean of what it sees.
+    k_cache, v_cache = np.zeros((1, 1, 4, 1)), np.array([[[[1.0], [2.0], [4.0], [8.0]]]])
+    mask = np.array([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], bool)
+    call = (np.ones((1, 1, 3, 1)), k_cache, v_cache, np.zeros((1, 1), np.int32), np.array([4]))
+    out = paged_decode(*call, tree_mask=mask)
+    np.testing.assert_allclose(out[0, 0, :, 0], [3 / 2, 7 / 3, 11 / 3], rtol=1e-15)
+    # The window of two hides what lies two positions before a query.
+    out = paged_decode(*call, tree_mask=mask, sliding_window=2)
+    np.testing.assert_allclose(out[0, 0, :, 0], [3 / 2, 3.0, 8.0], rtol=1e-15)
+
+
 def test_prior_keys_come_through_the_block_table() -> None:
     k_cache, v_cache = nan_caches(4, 1, 2, 3)
     k_cache[3, 0], v_cache[3, 0] = 0.0, [[1.0, 0, 0], [0, 1.0, 0]]
