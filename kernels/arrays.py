@@ -20,6 +20,9 @@ class ArrayKind(Protocol):
     def read(self, array: Any) -> Array:
         """C-contiguous NumPy values of an argument that is only read."""
 
+    def view(self, array: Any) -> Array:
+        """NumPy values of a cache that is only read, of any strides."""
+
     def open_cache(self, array: Any) -> Array:
         """NumPy array that a kernel may write."""
 
@@ -33,6 +36,9 @@ class ArrayKind(Protocol):
 class _NumpyArrays:
     def read(self, array: Array) -> Array:
         return np.ascontiguousarray(array)
+
+    def view(self, array: Array) -> Array:
+        return array
 
     def open_cache(self, array: Array) -> Array:
         return array
@@ -63,6 +69,9 @@ class _TorchArrays:
     def read(self, array: Any) -> Array:
         return np.ascontiguousarray(self.open_cache(array))
 
+    def view(self, array: Any) -> Array:
+        return self.open_cache(array)
+
     def open_cache(self, array: Any) -> Array:
         if array.device.type != "cpu":
             raise ValueError(f"device={array.device}: torch tensors must be on the CPU")
@@ -92,6 +101,9 @@ class _JaxArrays:
         if isinstance(array, self.jax.core.Tracer):
             raise TypeError("while JAX traces, call the functions of segattn.kernels.jax_ops")
         return np.ascontiguousarray(np.asarray(array))
+
+    def view(self, array: Any) -> Array:
+        return self.read(array)
 
     def open_cache(self, array: Any) -> Array:
         return np.array(self.read(array))

@@ -84,7 +84,8 @@ def attention_segmented_cte(
         if value is not None:
             raise ValueError(f"{name}={value}: the KV-parallel mode is not supported")
     kind = array_kind(q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables)
-    queries, keys, values, tables = map(kind.read, (q, k_cache, v_cache, block_tables))
+    queries, tables = kind.read(q), kind.read(block_tables)
+    keys, values = kind.view(k_cache), kind.view(v_cache)
     check_shape("q", queries, (None, None, None))
     check_shape("v_cache", values, (None, None, None, None))
     check_choice("block_size", block_size, (values.shape[2],))

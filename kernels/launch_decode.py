@@ -9,6 +9,7 @@ import numpy as np
 from ..reference.attention import queries_per_kv_head
 from .addresses import used_blocks
 from .arrays import Array, array_kind, read_optional
+from .cache_layout import PagedCaches, read_in_place
 from .device.decode.batch import DecodeSizes
 from .device.paged_decode_nki import paged_decode_kernel
 from .launch import Launch, execute, launched
@@ -40,7 +41,8 @@ class DecodePlan:
     lists: DecodeLists
     k_pre_transposed: bool
     layer: tuple[tuple[int, ...], ...]
-    """Shapes of q and the caches, which all layers share, and bytes of their elements."""
+    """Shapes of q and the pages of the caches, which all layers share, bytes of their elements, and
+    the layout of the pages."""
 
     @classmethod
     @with_defaults(PLAN)
@@ -61,9 +63,8 @@ class DecodePlan:
             q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables,
             context_lens=context_lens,
         )  # fmt: skip
-        q_, k_rows, v_rows, tables, lengths = map(
-            kind.read, (q, k_cache, v_cache, block_tables, context_lens)
-        )
+        q_, tables, lengths = map(kind.read, (q, block_tables, context_lens))
+        k_rows, v_rows = kind.view(k_cache), kind.view(v_cache)
         lnc = check_cores(options["lnc"])
         causal = options["causal"]
         window = check_window(options["sliding_window"], causal)
@@ -83,11 +84,13 @@ class DecodePlan:
         tree = read_optional(kind, options["tree_mask"])
         check_tree_mask(tree, causal, queries, num_queries)
         tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
+        caches = read_in_place(k_rows, v_rows, columns)
+        tables, page_size = caches.tables(tables), caches.page_size
         shape = decode_shape(
             DecodeCall(
-                num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, block_size,
-                k_rows.dtype.itemsize, tables.shape[1] * block_size, window is not None, lnc,
-                columns and block_size > 1, deterministic == "batch",
+                num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, page_size,
+                k_rows.dtype.itemsize, tables.shape[1] * page_size, window is not None, lnc,
+                columns and page_size > 1, deterministic == "batch",
                 tree is not None,
             )
         )  # fmt: skip
@@ -98,9 +101,9 @@ class DecodePlan:
                 "tables or fewer requests"
             )
         step = Step(
-            tables, lengths, queries, window, block_size, num_kv_heads, lnc, bool(causal), tree
+            tables, lengths, queries, window, page_size, num_kv_heads, lnc, bool(causal), tree
         )
-        layer = _layer_of(q_, k_rows, v_rows)
+        layer = _layer_of(q_, caches)
         return cls(step, shape, plan_lists(shape, step), columns, layer)
 
     def only(self, request: int | np.integer[Any]) -> "DecodePlan":
@@ -151,12 +154,13 @@ def prepare_paged_decode(
     else:
         _check_alone(block_tables, context_lens, of_step)
     kind = array_kind(q=q, k_cache=k_cache, v_cache=v_cache)
-    q_, k_rows, v_rows = map(kind.read, (q, k_cache, v_cache))
+    q_, k_rows, v_rows = kind.read(q), kind.view(k_cache), kind.view(v_cache)
     _check_layer(q_, k_rows, v_rows, plan.k_pre_transposed)
-    if _layer_of(q_, k_rows, v_rows) != plan.layer:
+    caches = read_in_place(k_rows, v_rows, plan.k_pre_transposed)
+    if _layer_of(q_, caches) != plan.layer:
         raise ValueError(
-            f"plan: made for q, k_cache, v_cache and bytes per element {plan.layer}, not for "
-            f"{_layer_of(q_, k_rows, v_rows)}"
+            f"plan: made for q, pages of the caches, bytes per element and layout "
+            f"{plan.layer}, not for {_layer_of(q_, caches)}"
         )
     factors = check_factors(options, kind, q_, k_rows, v_rows)
     return_lse = bool(options["return_lse"])
@@ -165,7 +169,7 @@ def prepare_paged_decode(
         shape = plan.shape
         sizes = DecodeSizes(shape.tokens, shape.edge_tokens, shape.tiles, shape.part_segments)
         arrays = (
-            q_, device_fp8(k_rows), device_fp8(v_rows), *plan.lists.arrays(), sizes,
+            q_, device_fp8(caches.k), device_fp8(caches.v), *plan.lists.arrays(), sizes,
             factors.numbers, factors.sinks, factors.k_scales, factors.v_scales,
             plan.k_pre_transposed, return_lse,
         )  # fmt: skip
@@ -208,9 +212,14 @@ def _check_layer(q: Array, k_cache: Array, v_cache: Array, k_pre_transposed: boo
     return group
 
 
-def _layer_of(*arrays: Array) -> tuple[tuple[int, ...], ...]:
-    """What the layers of a step share."""
-    return (*(array.shape for array in arrays), tuple(array.dtype.itemsize for array in arrays))
+def _layer_of(q: Array, caches: PagedCaches) -> tuple[tuple[int, ...], ...]:
+    """What the layers of a step share: shapes, bytes of elements, and where blocks are in pages."""
+    arrays = (q, caches.k, caches.v)
+    own = caches.layout
+    return (
+        *(array.shape for array in arrays), tuple(array.dtype.itemsize for array in arrays),
+        (own.page_count, own.step, own.first),
+    )  # fmt: skip
 
 
 def _check_counts(name: str, counts: Array, most: int) -> None:

@@ -9,6 +9,7 @@ from ..reference.attention import queries_per_kv_head
 from ..reference.paging import PAD_SLOT_ID, cdiv
 from .addresses import check_padding_slots, check_slots, used_blocks
 from .arrays import ArrayKind, array_kind
+from .cache_layout import PagedCaches, read_in_place, written_in_place
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
 from .device.prefill.attend import SoftmaxArguments
 from .device.segmented_attention_nki import segmented_attention_kernel
@@ -27,6 +28,7 @@ from .plan.window_plan import window_columns, window_slots
 from .sizes import PARTITIONS, TABLE_PADDING
 from .validation import (
     Array,
+    check_apart,
     check_caches,
     check_chunk,
     check_cores,
@@ -38,7 +40,6 @@ from .validation import (
     check_segment_size,
     check_softmax,
     check_window,
-    check_writable_caches,
     check_written_rows,
     device_fp8,
 )
@@ -56,8 +57,7 @@ class _Chunk:
     q: Array
     k: Array | None
     v: Array | None
-    k_cache: Array
-    v_cache: Array
+    caches: PagedCaches
     count: Array
     """[1, 1] int32, real rows."""
     factors: Factors
@@ -81,7 +81,8 @@ class _Chunk:
     @property
     def arrays(self) -> tuple[Array | None, ...]:
         """The first arguments of both kernels."""
-        return self.q, self.k, self.v, self.k_cache, self.v_cache
+        caches = device_fp8(self.caches.k), device_fp8(self.caches.v)
+        return self.q, self.k, self.v, *caches
 
     @property
     def scales(self) -> tuple[Array | None, Array | None, Array | None]:
@@ -93,10 +94,12 @@ def _check_chunk(
     kind: ArrayKind,
     arrays: tuple[Array, Array | None, Array | None, Array, Array],
     num_tokens: SupportsIndex,
-    table_blocks: int,
+    table_blocks: int | None,
     options: AttentionOptions,
 ) -> _Chunk:
-    """Q, k, v, caches as NumPy arrays, and options; table_blocks: of a prior."""
+    """Q, k, v, caches as NumPy arrays, and options; table_blocks: of a prior,
+    None: there is none, and the caches are written.
+    """
     q, k, v, k_cache, v_cache = arrays
     cores = check_cores(options["lnc"])
     causal = options["causal"]
@@ -116,7 +119,7 @@ def _check_chunk(
     count = check_count("num_tokens", num_tokens, num_rows)
     q = _whole_tiles(q)
     k, v = (None if each is None else _whole_tiles(each) for each in (k, v))
-    most_tokens = table_blocks * v_cache.shape[2] + q.shape[1]
+    most_tokens = (table_blocks or 0) * v_cache.shape[2] + q.shape[1]
     if window is not None and window >= most_tokens:
         window = None
     mode = check_softmax(options["softmax"], q, most_tokens) if own else "exact"
@@ -124,10 +127,9 @@ def _check_chunk(
     softmax = SoftmaxArguments(
         factors.numbers, window, "exact", bool(options["return_lse"]), bool(causal)
     )
-    return _Chunk(
-        num_rows, q, k, v, device_fp8(k_cache), device_fp8(v_cache), _number(count), factors,
-        mode, softmax, cores,
-    )  # fmt: skip
+    in_place = written_in_place if table_blocks is None else read_in_place
+    caches = in_place(k_cache, v_cache, options["k_pre_transposed"])
+    return _Chunk(num_rows, q, k, v, caches, _number(count), factors, mode, softmax, cores)
 
 
 @with_defaults(ATTENTION)
@@ -153,8 +155,8 @@ def prepare_padded_prefill(
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, 0, options)
-    check_writable_caches(k_rows, v_rows, q=q_, k=k_, v=v_)
+    chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, None, options)
+    check_apart(k_rows, v_rows, q=q_, k=k_, v=v_)
     slots = check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
     check_written_rows(k_)
@@ -173,9 +175,11 @@ def prepare_padded_prefill(
         return (out, *caches, *lse)
 
     assert chunk.k is not None, "checked to be an array"
+    slots = chunk.caches.slots(slots)
     slots = np.pad(slots, (0, chunk.k.shape[1] - len(slots)), constant_values=PAD_SLOT_ID)
-    block_size = v_rows.shape[2]
-    writes, key_writes = write_arguments(slots, chunk.k, block_size, options["k_pre_transposed"])
+    writes, key_writes = write_arguments(
+        slots, chunk.k, chunk.caches.page_size, options["k_pre_transposed"]
+    )
     arrays = (
         *chunk.arrays, *writes, chunk.count, chunk.first_softmax, *chunk.scales, *key_writes,
     )  # fmt: skip
@@ -221,7 +225,8 @@ def prepare_segmented_attention(
     given = {"k": k, "v": v}
     own = {name: array for name, array in given.items() if array is not None}
     kind = array_kind(q=q, **own, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
-    q_, k_rows, v_rows, table = map(kind.read, (q, k_cache, v_cache, block_table))
+    q_, table = kind.read(q), kind.read(block_table)
+    k_rows, v_rows = kind.view(k_cache), kind.view(v_cache)
     k_, v_ = (None if array is None else kind.read(array) for array in given.values())
     table = check_integers("block_table", table, (table.size,))
     chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, table.size, options)
@@ -238,16 +243,17 @@ def prepare_segmented_attention(
         segment // block_size,
         TABLE_PADDING // block_size,
     )
+    tables, page_size = chunk.caches.tables(tables), chunk.caches.page_size
     slots = window_slots(
         tables[0],
         prior,
         chunk.softmax.window,
-        block_size,
+        page_size,
         chunk.q.shape[1],
         q_.shape[2],
         q_.dtype.itemsize,
     )
-    columns = window_columns(slots, prior, block_size) if options["k_pre_transposed"] else ()
+    columns = window_columns(slots, prior, page_size) if options["k_pre_transposed"] else ()
     before = (*chunk.arrays, tables, _number(prior), chunk.count, segment)
     behind = (*chunk.scales, options["k_pre_transposed"], slots, *columns)
 

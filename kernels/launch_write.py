@@ -4,16 +4,17 @@ from typing import Any
 
 from .addresses import check_slots
 from .arrays import array_kind, read_optional
+from .cache_layout import written_in_place
 from .device.write_kv_cache_nki import write_kv_cache_kernel
 from .launch import Launch, launched
 from .plan.cache_writes import write_arguments
 from .validation import (
+    check_apart,
     check_cache_scale,
     check_caches,
     check_dtypes,
     check_integers,
     check_shape,
-    check_writable_caches,
     check_written_rows,
     device_fp8,
 )
@@ -44,12 +45,15 @@ def prepare_write_kv_cache(
     check_written_rows(k_)
     check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)
     check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
-    check_writable_caches(k_rows, v_rows, k=k_, v=v_)
+    check_apart(k_rows, v_rows, k=k_, v=v_)
+    caches = written_in_place(k_rows, v_rows, k_pre_transposed)
     slots = check_integers("slot_mapping", slots, (k_.shape[1],))
     check_slots(slots, v_rows)
-    writes, key_writes = write_arguments(slots, k_, v_rows.shape[2], k_pre_transposed)
+    writes, key_writes = write_arguments(
+        caches.slots(slots), k_, caches.page_size, k_pre_transposed
+    )
     arrays = (
-        k_, v_, device_fp8(k_rows), device_fp8(v_rows), *writes,
+        k_, v_, device_fp8(caches.k), device_fp8(caches.v), *writes,
         check_cache_scale("k_scale", read_optional(kind, k_scale), k_rows),
         check_cache_scale("v_scale", read_optional(kind, v_scale), v_rows),
         *key_writes,

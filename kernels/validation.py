@@ -20,6 +20,8 @@ DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16)
 FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn))
 HEAD_DIMS = range(32, 257, 8)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MOST_COLUMN_BLOCKS = 2**24
+"""Pre-transposed blocks are found by numbers that fp32 must hold."""
 CHUNK_BYTES = 4 << 20
 """Most bytes of a head's keys in a chunk, which stay in SBUF: S = 8192 with 128 fp32 features. More
 than 128 features take the room of 256."""
@@ -124,8 +126,11 @@ def check_caches(
     layout = "[num_blocks, KV, d, block_size]" if rows == 3 else "[num_blocks, KV, block_size, d]"
     check_choice(f"block_size (k_cache.shape[{rows}] of {layout})", block_size, BLOCK_SIZES)
     check_head_dim("head_dim", head_dim)
-    if k_cache.size >= 2**31:
-        raise ValueError(f"k_cache: {k_cache.size} elements, must be below 2**31")
+    if k_pre_transposed and num_blocks * heads >= MOST_COLUMN_BLOCKS:
+        raise ValueError(
+            f"k_cache: {num_blocks} pre-transposed blocks of {heads} KV heads must be below "
+            f"{MOST_COLUMN_BLOCKS} together"
+        )
 
 
 def check_head_dim(name: str, head_dim: int) -> None:
@@ -142,15 +147,10 @@ def padded_features(head_dim: int) -> int:
     return head_dim if head_dim <= PARTITIONS else -(-head_dim // PARTITIONS) * PARTITIONS
 
 
-def check_writable_caches(k_cache: Array, v_cache: Array, **read: Array) -> None:
-    """The caches can be written in place and overlap neither each other nor what is read."""
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not (cache.flags.c_contiguous and cache.flags.writeable):
-            raise ValueError(f"{name}: strides {cache.strides}, must be C-contiguous and writeable")
-    if np.may_share_memory(k_cache, v_cache):
-        raise ValueError("v_cache: shares memory with k_cache, must be an array of its own")
+def check_apart(k_cache: Array, v_cache: Array, **read: Array) -> None:
+    """Caches that are written overlap nothing that is read."""
     for name, array in read.items():
-        if np.may_share_memory(array, k_cache) or np.may_share_memory(array, v_cache):
+        if any(np.shares_memory(array, cache) for cache in (k_cache, v_cache)):
             raise ValueError(f"{name}: shares memory with a cache, must be an array of its own")
 
 

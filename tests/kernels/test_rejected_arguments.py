@@ -126,7 +126,11 @@ SLOTS: list[tuple[str, Any, str]] = [
         r"slot_mapping\[0\]=4294967297: must be within int32",
     ),
     ("k_cache", read_only(zeros(BLOCKS, KV, BLOCK, D)), "k_cache: .* writeable"),
-    ("v_cache", zeros(BLOCKS, KV, D, BLOCK).transpose(0, 1, 3, 2), "v_cache: .* C-contiguous"),
+    (
+        "v_cache",
+        zeros(BLOCKS, KV, D, BLOCK).transpose(0, 1, 3, 2),
+        "v_cache: strides .* must be those of blocks",
+    ),
 ]
 PRIOR: list[tuple[str, Any, str]] = [
     ("prior_tokens", -1, "prior_tokens=-1: must be within 0..48"),

@@ -13,7 +13,7 @@ OLD = {
     "span", "spans", "section", "sections", "lane", "lanes",
 }  # fmt: skip
 """Words that this project once made up, for q_group, kv_tile, background, transpose and segment."""
-OF_OTHERS = {"may_share_memory"}
+OF_OTHERS = {"shares_memory"}
 """NumPy's name."""
 
 
