@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from .errors import called_from_kernel
-from .purity import Outside, noted
+from .outside import Outside, noted
 from .regions import ON_CHIP
 from .serial import new_serial
 from .storage import Storage, Watch

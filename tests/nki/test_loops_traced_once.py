@@ -291,10 +291,13 @@ class _Slotted:
 
 
 class _Owner:
+    trips = 0
+
     def __init__(self, tile: Any) -> None:
         self.state, self.tile = _Slotted(), tile
 
     def body(self, i: Any) -> None:
+        _Owner.trips += 1
         self.state.count += 1
         self.state.seen[self.state.count] = i
         _add(self.tile, 1.0)
@@ -311,6 +314,7 @@ def test_python_state_after_a_loop_is_what_one_run_of_the_body_leaves(trips: int
         log: list[int] = []
         nested: dict[str, set[int]] = {"all": set()}
         owner = _Owner(nl.load(x))
+        _Owner.trips = 0
 
         def body(i: Any) -> None:
             nonlocal count
@@ -321,7 +325,7 @@ def test_python_state_after_a_loop_is_what_one_run_of_the_body_leaves(trips: int
 
         nl.fori_loop(0, trips, body)
         nl.fori_loop(0, trips, owner.body)
-        state.append((count, log, nested, owner.state.count, len(owner.state.seen)))
+        state.append((count, log, nested, owner.state.count, len(owner.state.seen), _Owner.trips))
         _add(tile, float(len(log)))
         nisa.tensor_tensor(tile, tile, owner.tile, nl.add)
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -330,5 +334,5 @@ def test_python_state_after_a_loop_is_what_one_run_of_the_body_leaves(trips: int
 
     with nki.strict(purity="off"):
         result = kernel(np.zeros((2, 4), np.float32))
-    assert state == [(1, [1], {"all": {1}}, 1, 1)]
+    assert state == [(1, [1], {"all": {1}}, 1, 1, 1)]
     np.testing.assert_array_equal(result, np.full((2, 4), 2 * trips + 1))
