@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn, SupportsFloat
 from . import access_pattern, indexing, views
 from .changes import missing_attribute
 from .dtypes import ITEMSIZE, Array, dtype_name
-from .errors import NkiValidationError, at_kernel_line
+from .errors import NkiValidationError, RunTimeValueError, at_kernel_line
 from .layout import row_major
 from .records import Access
 from .regions import SBUF, MemoryRegion
@@ -116,23 +116,23 @@ class NkiTensor(Strided):
         return self.shape[0]
 
     def __iter__(self) -> NoReturn:
-        raise NkiValidationError(
+        raise RunTimeValueError(
             f"tensor {self.name!r} is not iterable; use range({self.shape[0]}) and index it"
         )
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise NkiValidationError(
+        raise RunTimeValueError(
             f"NumPy cannot read tensor {self.name!r}, whose values exist on the device only; use "
             "nisa instructions (tensor.numpy() is for debugging)"
         )
 
     def __bool__(self) -> bool:
-        """True, as published kernels ask whether an optional tensor is there; NkiValidationError
+        """True, as published kernels ask whether an optional tensor is there; RunTimeValueError
         for one element, whose value is meant.
         """
         layout = self.v.layout
         if layout.size == 1 and (layout.on_chip or self.storage.nbytes != layout.itemsize):
-            raise NkiValidationError(
+            raise RunTimeValueError(
                 f"an element of tensor {self.name!r} is used as a Python condition, but its value "
                 "exists on the device only; select with nisa.tensor_copy_predicated or a mask, or "
                 "loop with nl.while_loop on a register; whether there is a tensor at all is "
@@ -148,7 +148,7 @@ class NkiTensor(Strided):
     __hash__ = Strided.__hash__
 
     def _no_operator(self, *_: Any) -> NoReturn:
-        raise NkiValidationError(
+        raise RunTimeValueError(
             f"tensor {self.name!r} has no Python operators; use nisa.tensor_tensor for two tiles, "
             "nisa.tensor_scalar for a tile and a number or column (nl.add, nl.equal, ...), "
             f"nisa.nc_matmul for products{at_kernel_line()}"

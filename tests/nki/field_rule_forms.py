@@ -52,6 +52,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "dynamic_operand": run_time_part,
     "operand_partitions": part_of_a_quadrant,
     "column_dtype": column_of_a_dtype,
+    "vector_column": column_of_a_dtype,
 }
 
 each(
@@ -118,6 +119,12 @@ each(
         "operand1": lambda t, r, column: nisa.tensor_scalar(
             r, t, nl.add, 1.0, op1=nl.multiply, operand1=column
         ),
+    },
+)  # fmt: skip
+
+each(
+    "vector_column", r"has dtype bfloat16; allowed: float32", ones(32, 8),
+    forms={
         "third": lambda t, r, column: nisa.scalar_tensor_tensor(
             r, t, nl.add, column, nl.multiply, t
         ),

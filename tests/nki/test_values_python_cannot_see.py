@@ -142,7 +142,11 @@ def test_a_run_time_index_is_one_free_dimension(index: Any, text: str) -> None:
         (lambda t: t != t[0:1], "no Python operators"),
         (lambda t: t < 3, "no Python operators"),
         (lambda t: t in (1, 2), "no Python operators"),
-        (lambda t: nl.ndarray((2, 1.5), dtype=nl.float32), "allowed: integers"),
+        (lambda t: max(t, t[0:1]), "no Python operators"),
+        (list, "is not iterable; use range"),
+        (np.sum, "NumPy cannot read tensor 'tile'"),
+        (lambda t: float(t[0, 0]), "not 'NkiTensor'"),
+        (lambda t: range(t[0, 0]), "'NkiTensor' object cannot be interpreted as an integer"),
     ],
 )
 def test_the_values_of_a_tensor_are_not_for_python(misuse: Any, text: str) -> None:
@@ -151,9 +155,9 @@ def test_the_values_of_a_tensor_are_not_for_python(misuse: Any, text: str) -> No
         tile = nl.zeros((2, 2), dtype=nl.float32, name="tile")
         misuse(tile)
 
-    with pytest.raises(NkiValidationError, match=text) as caught:
+    with pytest.raises(TypeError, match=text) as caught:
         kernel()
-    assert "test_values_python_cannot_see.py:" in str(caught.value)
+    assert ".py:" in str(caught.value)
 
 
 def test_an_immediate_of_a_register_has_32_bits() -> None:
@@ -164,3 +168,12 @@ def test_an_immediate_of_a_register_has_32_bits() -> None:
     kernel(2**32 - 1)
     with pytest.raises(NkiValidationError, match=r"4294967296 does not fit a 32-bit register"):
         kernel(2**31 * 2)
+
+
+def test_a_shape_is_of_integers() -> None:
+    @nki.jit
+    def kernel() -> None:
+        nl.ndarray((2, 1.5), dtype=nl.float32)
+
+    with pytest.raises(NkiValidationError, match="allowed: integers"):
+        kernel()

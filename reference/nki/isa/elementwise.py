@@ -10,6 +10,7 @@ from ..dtypes import INTEGERS
 from ..errors import NkiValidationError
 from ..ops import Op
 from ..records import Engine
+from ..rules.operands import check_column_dtype
 from ..tensor import NkiTensor
 from .enums import engine
 from .exactness import EXACT, check_immediate
@@ -95,8 +96,13 @@ def check_bitvec(me: str, **tiles: Any) -> None:
         )
 
 
-def check_operand(me: str, operand: str, op: Op, value: Any, partitions: int) -> None:
-    """A number or a [partitions, 1] tile: float32, with bitvec operators integers."""
+def check_operand(
+    me: str, operand: str, op: Op, value: Any, partitions: int, *, any_dtype: bool = False
+) -> None:
+    """A number or a [partitions, 1] tile: float32, with bitvec operators integers.
+
+    `any_dtype`: of another dtype it breaks rule "vector_column" only.
+    """
     if op.unary:
         if value is not None and (is_tensor(value) or value != 0):
             raise NkiValidationError(
@@ -105,7 +111,9 @@ def check_operand(me: str, operand: str, op: Op, value: Any, partitions: int) ->
         return
     if is_tensor(value):
         dtypes = INTEGERS if op.kind == "bitvec" else _F32_ONLY
-        check_vector(me, operand, value, partitions, dtypes)
+        check_vector(me, operand, value, partitions, None if any_dtype else dtypes)
+        if any_dtype:
+            check_column_dtype(me, operand, value)
         return
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise NkiValidationError(

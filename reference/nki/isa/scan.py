@@ -54,7 +54,7 @@ def tensor_tensor_scan(
     check_same_size(me, "data1", second, out)
     check_not_both_psum(me, data0=first, data1=second)
     inner, outer = _arithmetic(me, "op0", op0), _arithmetic(me, "op1", op1)
-    check_operand(me, "initial", inner, initial, out.partitions)
+    check_operand(me, "initial", inner, initial, out.partitions, any_dtype=True)
     a = fp32(data0, me, "data0").reshape(out.partitions, -1)
     b = fp32(data1, me, "data1").reshape(out.partitions, -1)
     start = _column(initial, out.partitions, me, "initial")

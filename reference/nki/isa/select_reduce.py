@@ -11,6 +11,7 @@ from ..errors import NkiValidationError
 from ..language.binary import maximum
 from ..ops import NAMES, OPS, Op
 from ..registers import integer
+from ..rules.operands import check_column_dtype
 from ..strict import Plans
 from ..tensor import NkiTensor
 from .elementwise import signature
@@ -29,7 +30,6 @@ from .select import COMPARE, comparison
 
 FP32_MIN: Final = float(np.finfo(np.float32).min)
 _RANGE_COMPARE: Final = frozenset(COMPARE) - {"not_equal"}
-_COLUMN: Final = frozenset({"float32"})
 _PREDICATES: Final = frozenset({"int8", "uint8", "int16", "uint16"})
 _ON_TRUE: Final = frozenset(NUMPY) - {"tfloat32", "int32", "uint32"}
 
@@ -213,7 +213,8 @@ def _plan_select(
     check_same_size(me, "on_true", source, out)
     check_not_both_psum(me, on_true=source, predicate=mask)
     if is_tensor(on_false):
-        check_vector(me, "on_false", on_false, source.partitions, _COLUMN)
+        check_vector(me, "on_false", on_false, source.partitions)
+        check_column_dtype(me, "on_false", on_false)
     elif not isinstance(on_false, (int, float, np.number)):
         raise NkiValidationError(
             f"{me}: on_false is {on_false!r}; allowed: a number or a [{source.partitions}, 1] tile"

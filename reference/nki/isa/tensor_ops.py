@@ -229,7 +229,7 @@ def _plan_scalar_tensor(
             raise NkiValidationError(f"{me}: {label} nl.{op.name}; arithmetic operators only")
     if second.unary:
         raise NkiValidationError(f"{me}: op1 nl.{second.name} is unary; it needs two operands")
-    check_operand(me, "operand0", first, operand0, source.partitions)
+    check_operand(me, "operand0", first, operand0, source.partitions, any_dtype=True)
     plan = Elementwise(dst, data, first, second, "vector")
     plan.rounded = out.dtype in WIDE_INTEGERS and {source.dtype, other.dtype} <= INTEGERS
     return plan

@@ -1,4 +1,7 @@
-"""Rules on the operands of one compute instruction: "dynamic_operand" and "operand_partitions"."""
+"""Rules on the operands of one compute instruction.
+
+"dynamic_operand", "operand_partitions" and "vector_column".
+"""
 
 from __future__ import annotations
 
@@ -55,4 +58,14 @@ def check_same_partitions(opcode: str, reads: tuple[NkiTensor, ...]) -> None:
             "operand_partitions",
             f"nisa.{opcode}: its inputs in SBUF start at different partitions ({named}); allowed: "
             "one start for all, as each partition has its own lane: move one of them first",
+        )
+
+
+def check_column_dtype(me: str, operand: str, column: NkiTensor) -> None:
+    """A [P, 1] operand of scalar_tensor_tensor, tensor_tensor_scan, select_reduce is float32."""
+    if column.dtype != "float32":
+        violation(
+            "vector_column",
+            f"{me}: operand {operand} {column.name!r} has dtype {column.dtype}; allowed: float32, "
+            "copy it with tensor_copy first",
         )
