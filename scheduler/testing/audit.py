@@ -1,6 +1,7 @@
 """A scheduler driven through its interface alone, and judged by the invariants."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Protocol
 
 from .. import (
@@ -124,6 +125,9 @@ class Audit:
                 seen = observe_output(output)
                 seen |= {"running": self._running(), "padtot": self._padding}
                 return [given[0], seen | {"throttle": 1} if throttled else seen]
+            case "fail":
+                seen = observe_output(self._fail(given[0]))
+                return [given[0], seen | {"running": self._running()}]
             case "update":
                 outs = self.update(given[0], dict(given[1]))
                 return [*given[:2], {"outs": outs, "running": self._running()}]
@@ -154,6 +158,16 @@ class Audit:
         for name, tokens in drafts.items():
             if name in self.ledger.live:
                 self.ledger.live[name].drafts = list(tokens)
+
+    def _fail(self, step: int) -> SchedulerOutput:
+        """A step whose execution fails at once: it is judged as any other, and taken back."""
+        scheduler, judged = self.scheduler, deepcopy(self.ledger)
+        output: SchedulerOutput = scheduler.schedule()
+        works = judged.step(output)
+        scheduler.step_failed(output, RuntimeError(f"step {step} fails"))
+        self.ledger.taken_back(output, works)
+        self.ledger.neuron = judged.neuron  # it had its turn all the same
+        return output
 
     def schedule(self, step: int, throttled: bool = False) -> SchedulerOutput:
         """Start a step."""

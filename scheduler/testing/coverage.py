@@ -34,6 +34,7 @@ FEATURES = (
     "steps",
     "empty steps",
     "throttled steps",
+    "failed steps",
     "new requests",
     "prefix hits",
     "prefill chunks",
@@ -66,6 +67,8 @@ def features_of(subject: Subject, *, is_literal: bool, with_model: bool) -> tupl
         absent |= {"runs with max_consecutive_prefills", "runs with reserved admission"}
     if with_model or not subject.takes_throttle:
         absent.add("throttled steps")
+    if with_model or not subject.takes_failures:
+        absent.add("failed steps")
     return tuple(name for name in FEATURES if name not in absent)
 
 
@@ -108,6 +111,9 @@ class Coverage:
             self.counts["pauses"] += event[1] > 0
         elif kind == "schedule" and "error" not in event[2]:
             self._see_step(event[1], event[2])
+        elif kind == "fail":
+            self.counts["failed steps"] += bool(event[2]["total"])
+            self._running = list(event[2]["running"])
         elif kind == "update":
             self._see_update(event[1], event[2], event[3])
 

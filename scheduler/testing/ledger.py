@@ -6,7 +6,7 @@ reset; admission is in order; ended requests are reported; outputs are the sampl
 Neuron kinds have rules of their own, neuron_ledger.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...reference.paging import NULL_BLOCK_ID, num_blocks_for
@@ -92,6 +92,17 @@ class Ledger:
             self.neuron.step(output, prefills, waits)
         written: dict[Slot, str] = {}
         return [self._compute(self.live[name], output, written) for name in counts]
+
+    def taken_back(self, output: SchedulerOutput, works: Iterable[Work]) -> None:
+        """A step that another ledger judged failed: its rows may hold anything.
+
+        Requests that it preempted have lost their blocks, to be reported by the next step.
+        """
+        for work in works:
+            self._content.overwrite(work.record, work.start, work.start + work.count)
+        for name in output.preempted_req_ids or ():
+            if name in self.live and self.live[name].table:
+                self.live[name].lose_blocks()
 
     def _take_preemptions(self, output: SchedulerOutput) -> None:
         victims = [self.live[n] for n in output.preempted_req_ids or () if n in self.live]

@@ -164,6 +164,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         step = ["schedule", self.num_steps - 1]
         self.apply([*step, {"throttle": 1}] if throttle and can_throttle else step)
 
+    @precondition(
+        lambda self: not self.is_stopped and len(self.judge.pending) < self.judge.subject.depth
+    )
+    @rule()
+    def fail(self) -> None:
+        """A step whose execution fails; vLLM has no way back from it, so the model has none."""
+        if self.campaign.rules == "invariants" and self.judge.subject.takes_failures:
+            self.num_steps += 1
+            self.apply(["fail", self.num_steps - 1])
+
     @precondition(lambda self: not self.is_stopped and self.judge.pending)
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:

@@ -83,6 +83,7 @@ _ROWS: dict[str, Any] = {
     "pause": _pause,
     "drafts": _drafts,
     "schedule": _schedule,
+    "fail": _schedule,
     "update": _update,
 }
 

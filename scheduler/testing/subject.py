@@ -87,6 +87,11 @@ class Subject:
         schedule = getattr(self.cls, "schedule", None)
         return schedule is not None and len(inspect.signature(schedule).parameters) > 1
 
+    @property
+    def takes_failures(self) -> bool:
+        """Whether a step can be taken back, by `step_failed(output, error)`."""
+        return hasattr(self.cls, "step_failed")
+
     def make(self, config: SchedulerConfig, policy: Mapping[str, Any]) -> Any:
         """A fresh scheduler: `Class(config, policy)` where that is what it takes."""
         if self.takes_policy:

@@ -111,6 +111,7 @@ _INPUTS: dict[str, tuple[Any, ...]] = {
     "pause": ("flag",),
     "drafts": ("tokens",),
     "schedule": (int,),
+    "fail": (int,),
     "update": (int, "tokens"),
 }
 

@@ -104,9 +104,9 @@ def rerun(run: Judge, events: list[Event]) -> None:
     """
     for event in events:
         given = event[:2]
+        if event[0] in ("schedule", "fail") and len(run.pending) == run.subject.depth:
+            continue
         if event[0] == "schedule":
-            if len(run.pending) == run.subject.depth:
-                continue
             is_throttled = len(event) > 2 and event[2].get("throttle")
             given = [*given, {"throttle": 1}] if is_throttled else given
         if event[0] == "update":
@@ -139,7 +139,9 @@ def deliver(run: Judge, sample: Callable[[int], list[int]]) -> None:
 
 def next_step(run: Judge) -> int:
     """A number that no step of the run has."""
-    return 1 + max((event[1] for event in run.events if event[0] == "schedule"), default=-1)
+    return 1 + max(
+        (event[1] for event in run.events if event[0] in ("schedule", "fail")), default=-1
+    )
 
 
 def _most_tokens(run: Judge) -> int:

@@ -16,7 +16,7 @@ SOURCE = """
 from dataclasses import replace
 
 from segattn.reference.paging import smallest_bucket
-from segattn.scheduler import NeuronPolicy, NeuronScheduler, Scheduler
+from segattn.scheduler import NeuronPolicy, NeuronScheduler, RequestError, Scheduler
 
 
 class Right(NeuronScheduler):
@@ -41,6 +41,8 @@ class Lifo(NeuronScheduler):
     added = ()
 
     def add_request(self, request):
+        if request.request_id in {waiting.request_id for waiting in self.added}:
+            raise RequestError(request.request_id, "lives")
         self.added = (request, *self.added)
 
     def finish_requests(self, ids, status):
@@ -136,6 +138,11 @@ class Pushy(NeuronScheduler):
         pass
 
 
+class Amnesic(NeuronScheduler):
+    def step_failed(self, output, error):
+        self.steps_in_flight.clear()
+
+
 class Refuses(NeuronScheduler):
     def schedule(self):
         if len(self.running) > 1:
@@ -162,6 +169,7 @@ FAULTS = {
     "Silent": "finished_req_ids=",
     "Hasty": "tokens, of which|tokens computed|drafts, of",
     "Shared": "where something else was computed",
+    "Amnesic": "tokens computed|where something else was computed|finished_req_ids=|do not end",
     "Pushy": "although (admission|everything) is paused",
 }
 BOUNDS = {"max_consecutive_prefills": 1, "max_consecutive_decodes": 1}
