@@ -13,8 +13,8 @@ Options that all attention functions share (`AttentionOptions`), given as keywor
 is that a query sees all keys of prior and chunk, without a window; `scale` of the scores, 1e-12 to
 1e6, None is 1 / sqrt(head_dim); `softcap` c, 0.01 to 1000, scores are c * tanh(scores / c), 0 is no
 cap; `sliding_window` W >= 1, a token sees itself and the W - 1 before it; `sinks` [H] fp32;
-`k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed with fp8
-caches; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
+`k_scale` and `v_scale`, numbers or [KV], stored value times scale is the real one, needed with fp8,
+int8; `k_pre_transposed`, the K cache is [num_blocks, KV, d, block_size]; `lnc`, 1 or 2;
 `return_lse`, the result is followed by the natural logarithm of each row's softmax sum, fp32, -inf
 where a row is not real or sees no key:
 `merge_attention` puts parts together with it; `softmax`:

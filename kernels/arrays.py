@@ -57,6 +57,7 @@ class _TorchArrays:
         self.bits = {
             torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
             torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
+            torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
         }
 
     def check(self, name: str, tensor: Any) -> None:

@@ -17,7 +17,7 @@ from .addresses import used_blocks
 from .arrays import array_kind
 from .launch_prefill import segmented_attention
 from .validation import (
-    FP8_DTYPES,
+    QUANTISED_DTYPES,
     Array,
     check_choice,
     check_count,
@@ -113,7 +113,7 @@ def attention_segmented_cte(
     # and on the result.
     key_scale, value_scale = _one_number("k_scale", k_scale), _one_number("v_scale", v_scale)
     stored: dict[str, Any] = {}
-    if keys.dtype in FP8_DTYPES:
+    if keys.dtype in QUANTISED_DTYPES:
         stored = {"k_scale": 1.0, "v_scale": 1.0}
     logits: list[Any] = [None] * num_requests
     if sink is not None:

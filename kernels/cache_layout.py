@@ -130,13 +130,13 @@ def _layout_of(cache: Array, pre_transposed: bool) -> Layout | None:
 
 def _paged(k_cache: Array, v_cache: Array, layout: Layout) -> PagedCaches:
     """Both caches in one layout."""
-    pages = (len(v_cache) - 1) * abs(layout.step) + layout.page_count
+    num_pages = (len(v_cache) - 1) * abs(layout.step) + layout.page_count
     paged = []
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         _, heads, rows, width = cache.shape
-        shape = (pages, heads, rows, width)
+        shape = (num_pages, heads, rows, width)
         if layout.page_count > 1:
-            shape = (pages, heads, 1, width)
+            shape = (num_pages, heads, 1, width)
         if np.prod(shape, dtype=np.int64) >= MOST_ELEMENTS:
             raise ValueError(
                 f"{name}: {np.prod(shape, dtype=np.int64)} elements from its first to its last, "
@@ -144,5 +144,8 @@ def _paged(k_cache: Array, v_cache: Array, layout: Layout) -> PagedCaches:
             )
         lowest = cache if layout.step >= 0 else cache[::-1]
         strides = np.cumprod([cache.itemsize, *shape[:0:-1]])[::-1]
-        paged.append(as_strided(lowest, shape, [int(each) for each in strides]))
+        # As integers: NumPy does not stride every dtype of ml_dtypes.
+        words = lowest.view(f"u{cache.itemsize}")
+        pages = as_strided(words, shape, [int(each) for each in strides])
+        paged.append(pages.view(cache.dtype))
     return PagedCaches(paged[0], paged[1], layout)

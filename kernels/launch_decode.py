@@ -86,10 +86,12 @@ class DecodePlan:
         tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
         caches = read_in_place(k_rows, v_rows, columns)
         tables, page_size = caches.tables(tables), caches.page_size
+        # int8 becomes the dtype of q on chip.
+        staged_bytes = (q_ if k_rows.dtype == np.int8 else k_rows).dtype.itemsize
         shape = decode_shape(
             DecodeCall(
                 num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, page_size,
-                k_rows.dtype.itemsize, tables.shape[1] * page_size, window is not None, lnc,
+                staged_bytes, tables.shape[1] * page_size, window is not None, lnc,
                 columns and page_size > 1, deterministic == "batch",
                 tree is not None,
             )

@@ -32,7 +32,7 @@ class AttentionOptions(TypedDict, total=False):
     sinks: Any
     """[H] fp32, one more logit in each row's sum, without a value."""
     k_scale: Any
-    """Number or [KV]: stored key times scale is the real one. Needed with an fp8 cache."""
+    """Number or [KV]: stored key times scale is the real one. Needed with a cache of one byte."""
     v_scale: Any
     """The same of values."""
     k_pre_transposed: bool

@@ -18,6 +18,8 @@ Array = npt.NDArray[Any]
 
 DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16))
 FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn))
+QUANTISED_DTYPES = (*FP8_DTYPES, np.dtype(ml_dtypes.float8_e5m2), np.dtype(np.int8))
+"""Caches of one byte, which need scales."""
 HEAD_DIMS = range(32, 257, 8)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_COLUMN_BLOCKS = 2**24
@@ -92,13 +94,13 @@ def check_integers(name: str, array: Array, expected: tuple[int | None, ...]) ->
 
 
 def check_dtypes(dtype: np.dtype[Any], arrays: dict[str, Array], caches: dict[str, Array]) -> None:
-    """`dtype` is supported, all arrays have it, and the caches have it or are fp8."""
+    """`dtype` is supported, all arrays have it, and the caches have it or are of one byte."""
     check_choice("dtype of q, k, v", dtype, DTYPES)
     for name, array in arrays.items():
         if array.dtype != dtype:
             raise ValueError(f"{name}: dtype {array.dtype} must be {dtype}, as the other arrays")
     first = next(iter(caches.values()))
-    allowed = [dtype] if dtype == np.float32 else [dtype, *FP8_DTYPES]
+    allowed = [dtype] if dtype == np.float32 else [dtype, *QUANTISED_DTYPES]
     for name, cache in caches.items():
         if cache.dtype not in allowed or cache.dtype != first.dtype:
             names = " or ".join(str(each) for each in allowed)
@@ -309,11 +311,13 @@ def check_sinks(sinks: Array | None, num_q_heads: int) -> Array | None:
 
 
 def check_cache_scale(name: str, scale: Any, cache: Array) -> Array | None:
-    """A cache's scale, a number or [KV], as [1, KV] fp32; an fp8 cache needs one."""
+    """A cache's scale, a number or [KV], as [1, KV] fp32; a cache of one byte needs one."""
     num_kv_heads = cache.shape[1]
     if scale is None:
-        if cache.dtype in FP8_DTYPES:
-            raise ValueError(f"{name}=None: an fp8 cache needs a number or [{num_kv_heads}]")
+        if cache.dtype in QUANTISED_DTYPES:
+            raise ValueError(
+                f"{name}=None: a cache of {cache.dtype} needs a number or [{num_kv_heads}]"
+            )
         return None
     try:
         values = np.asarray(scale).astype(np.float32, casting="same_kind")

@@ -41,6 +41,12 @@ Float64 = npt.NDArray[np.float64]
 
 FP8_MAX = 240.0
 """Largest magnitude of trn2's float8_e4m3; float8_e4m3fn has the same bits up to here."""
+E5M2_MAX = 57344.0
+"""Largest finite float8_e5m2."""
+INT8_MAX = 127.0
+"""Largest magnitude that is stored in an int8 cache."""
+LARGEST_STORED = {"float8_e5m2": E5M2_MAX, "int8": INT8_MAX}
+"""Where it is not FP8_MAX, for caches of one byte."""
 
 
 def queries_per_kv_head(num_q_heads: int, num_kv_heads: int) -> int:
@@ -228,7 +234,8 @@ def write_kv_cache(
 ) -> tuple[Array, Array]:
     """Store row t of k and v in slot slot_mapping[t] of the caches, in place; return the caches.
 
-    Stored value = value / scale, for an fp8 cache held within +-240, rounded to the cache's dtype.
+    Stored value = value / scale, for caches of one byte held within +-240 (e5m2:
+    57344, int8: 127), rounded to the cache's dtype.
     """
     block_size = v_cache.shape[2]
     k_rows = _by_row(k_cache, k_pre_transposed)
@@ -240,7 +247,10 @@ def write_kv_cache(
             block, offset = divmod(slot, block_size)
             stored = rows[:, token].astype(np.float64) / divisor
             if cache.dtype.itemsize == 1:
-                stored = np.clip(stored, -FP8_MAX, FP8_MAX)
+                most = LARGEST_STORED.get(cache.dtype.name, FP8_MAX)
+                stored = np.clip(stored, -most, most)
+            if cache.dtype == np.int8:
+                stored = np.rint(stored)
             cache[block, :, offset] = stored.astype(cache.dtype)
     return k_cache, v_cache
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from ...reference.attention import FP8_MAX
+from ...reference.attention import E5M2_MAX, FP8_MAX, INT8_MAX
 from ...reference.paging import cdiv
 from ..backend import nisa, nl
 from ..sizes import (
@@ -113,17 +113,18 @@ class _Writer:
     ) -> nl.NkiTensor:
         """Values times a column in the cache's dtype, in the order of the view; shape [n, m]."""
         result = nl.ndarray(shape, dtype=self.cache.dtype, buffer=nl.sbuf)
+        most = largest_stored(self.cache.dtype)
         if inverse is None:
             nisa.tensor_copy(dst=result, src=values)
-        elif self.cache.dtype != nl.float8_e4m3:
+        elif most is None:
             nisa.tensor_scalar(dst=result, data=values, op0=nl.multiply, operand0=inverse)
         else:
             scaled = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_scalar(
                 dst=scaled, data=values, op0=nl.multiply, operand0=inverse, op1=nl.minimum,
-                operand1=FP8_MAX,
+                operand1=most,
             )  # fmt: skip
-            nisa.tensor_scalar(dst=result, data=scaled, op0=nl.maximum, operand0=-FP8_MAX)
+            nisa.tensor_scalar(dst=result, data=scaled, op0=nl.maximum, operand0=-most)
         return result
 
 
@@ -250,6 +251,12 @@ class _ColumnWriter(_Writer):
         nisa.iota(places, [[1, size]], offset=0, channel_multiplier=0)
         nisa.tensor_scalar(dst=seen, data=places, op0=nl.equal, operand0=place)
         return self.column(column, height), seen
+
+
+def largest_stored(dtype: str) -> float | None:
+    """Largest magnitude in a cache of one byte; None: all that its dtype holds."""
+    limits = {nl.float8_e4m3: FP8_MAX, nl.float8_e5m2: E5M2_MAX, nl.int8: INT8_MAX}
+    return limits.get(dtype)
 
 
 def gather(hbm: nl.NkiTensor, rows: nl.NkiTensor, tile: nl.NkiTensor) -> None:

@@ -9,7 +9,7 @@ where sinks[h] joins the sum of the softmax as one more logit without a value, a
 are the stored ones times k_scale[g], v_scale[g]. Other rows are zero.
 
 Supported range and errors. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256,
-block_size a power of two; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two
+block_size a power of two; bf16, fp16 or fp32, caches the same or of one byte; one or two
 cores. Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and
 holes are in the lists of `kernels/plan`, made on the host once per step for all layers; sizes that
 are compiled in depend on shapes alone. `segattn.kernels.paged_decode` raises ValueError for

@@ -11,7 +11,7 @@ k_scale[g] or v_scale[g], the others from k and v. Rows >= num_tokens are zero.
 
 Supported range and errors. S and head_dim as in padded_prefill, H a multiple of KV, block_size a
 power of two, any prior_tokens that the table covers, kv_segment_size a multiple of 128 and of
-block_size; bf16, fp16 or fp32, caches the same or fp8 with scales; one or two cores. block_table is
+block_size; bf16, fp16 or fp32, caches the same or of one byte; one or two cores. block_table is
 padded with -1 by sizes.TABLE_PADDING tokens. A window needs the slots of the tokens before the
 chunk (window_plan.py). Unused cache rows and padded rows may hold NaN or infinity.
 `segattn.kernels.segmented_attention` raises ValueError for anything else; the kernel only asserts

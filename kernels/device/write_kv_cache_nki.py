@@ -2,10 +2,10 @@
 
 Formula. For every token t with slot_mapping[t] = s >= 0 and every KV head h:
     k_cache[s // block_size, h, s % block_size] = k[h, t] / k_scale[h], likewise v,
-held within +-240 for an fp8 cache, rounded to the cache's dtype.
+in a cache of one byte held within +-240 (e5m2: 57344, int8: 127), rounded to the cache's dtype.
 
 Supported range and errors. Any number of tokens T >= 1 with T * (KV + 4) <= 350,000; KV * d <=
-16,384; block_size a power of two; caches in the dtype of k and v, or fp8 with scales. Slots are
+16,384; block_size a power of two; caches in the dtype of k and v, or of one byte. Slots are
 distinct and below num_blocks * block_size; -1 is skipped. `segattn.kernels.write_kv_cache` raises
 ValueError for anything else; the kernel only asserts shapes.
 

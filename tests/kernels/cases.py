@@ -81,7 +81,9 @@ options = st.builds(
     Options,
     window=st.none() | st.integers(1, 400) | st.sampled_from([128, 129, 4096]),
     with_sinks=st.booleans(),
-    fp8=st.sampled_from([None, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3]),
+    fp8=st.sampled_from(
+        [None, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2, np.int8]
+    ),
     per_head_scales=st.booleans(),
     lnc=st.sampled_from([1, 2]),
     k_pre_transposed=st.booleans(),
@@ -92,7 +94,9 @@ options = st.builds(
 
 
 def garbage(rng: np.random.Generator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """NaN, infinities and a large number that every dtype holds."""
+    """NaN, infinities and a large number that every dtype holds; int8: its largest ones."""
+    if np.dtype(dtype) == np.int8:
+        return rng.choice(np.array([-128, 127], np.int8), shape)
     return rng.choice([np.nan, np.inf, -np.inf, 6e4], shape).astype(np.float32).astype(dtype)
 
 

@@ -2,9 +2,10 @@
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from segattn.kernels import fp8_for_device, paged_decode
+from segattn.kernels import fp8_for_device, paged_decode, write_kv_cache
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import assert_close, normal
 
@@ -50,3 +51,30 @@ def test_decode_reads_a_cache_that_another_writer_filled() -> None:
         q, k_cache, v_cache, table, lengths, k_scale=0.003 * k_factor, v_scale=0.01 * v_factor
     )
     assert_close(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"),
+    [(ml_dtypes.float8_e4m3, 240), (FN, 240), (ml_dtypes.float8_e5m2, 57344), (np.int8, 127)],
+)
+@pytest.mark.parametrize("k_pre_transposed", [False, True])
+def test_what_a_cache_cannot_hold_is_stored_as_its_largest(
+    dtype: npt.DTypeLike, largest: float, k_pre_transposed: bool
+) -> None:
+    """With a scale of 2 for head 0 and 0.5 for head 1, by hand: halves go to the even integer."""
+    k = np.zeros((2, 3, 32), ml_dtypes.bfloat16)
+    k[:, 0], k[:, 1], k[0, 2], k[1, 2] = 1e30, -1e30, 5.0, -1.25
+    k_cache, v_cache = np.zeros((2, 2, 2, 4, 32), dtype)
+    keys = np.ascontiguousarray(k_cache.swapaxes(2, 3)) if k_pre_transposed else k_cache
+    scales = np.array([2.0, 0.5], np.float32)
+    write_kv_cache(
+        k, k, keys, v_cache, np.array([5, 1, 2], np.int32), k_scale=scales, v_scale=scales,
+        k_pre_transposed=k_pre_transposed,
+    )  # fmt: skip
+    for cache in (keys.swapaxes(2, 3) if k_pre_transposed else keys, v_cache):
+        found = cache.astype(np.float64)
+        assert (found[1, :, 1] == largest).all()
+        assert (found[0, :, 1] == -largest).all()
+        assert (found[0, 0, 2] == (2.0 if dtype is np.int8 else 2.5)).all()
+        assert (found[0, 1, 2] == (-2.0 if dtype is np.int8 else -2.5)).all()
+        assert np.count_nonzero(found) == 3 * 2 * 32

@@ -37,10 +37,10 @@ def decode_call(
     num_blocks = batch * width + 1
     cached = rng.standard_normal((2, num_blocks, num_kv_heads, block_size, d)) * 2
     tables = rng.permutation(num_blocks - 1).reshape(batch, width).astype(np.int32)
-    cached[:, num_blocks - 1] = np.nan
+    cache_type = option.cache_dtype(dtype)
+    cached[:, num_blocks - 1] = 127 if cache_type is np.int8 else np.nan
     tables[rng.random(tables.shape) < 0.1] = -1
     lengths = np.array([0, 1, *rng.integers(2, width * block_size, 2)], np.int32)
-    cache_type = option.cache_dtype(dtype)
     k_cache, v_cache = (each.astype(cache_type) for each in cached)
     q = rng.standard_normal((batch, num_heads, most_queries, d)).astype(dtype)
     counts = np.minimum(lengths, rng.integers(0, most_queries + 1, batch)).astype(np.int32)

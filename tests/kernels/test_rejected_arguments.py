@@ -292,4 +292,4 @@ def test_an_fp8_cache_needs_scales_and_16_bit_queries(
         for name, array in make().items()
         if isinstance(array, np.ndarray) and array.dtype == np.float32
     }
-    check_rejected(function, {**make(), **half, **fp8}, "k_scale=None: an fp8 cache needs")
+    check_rejected(function, {**make(), **half, **fp8}, "k_scale=None: a cache of float8_e4m3fn")

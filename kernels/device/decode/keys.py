@@ -83,7 +83,7 @@ class KeyRows:
 
     def __init__(self, cache: nl.NkiTensor, dtype: str, edge_tokens: int) -> None:
         self.cache, self.dtype, self.d = cache, dtype, cache.shape[3]
-        self.pairs = cache.dtype != dtype
+        self.pairs = cache.dtype not in (dtype, nl.int8)
         self.pack = 1
         if self.pairs:
             self.feature_parts = [(0, 2, self.d // 2), (1, 2, self.d // 2)]
@@ -131,7 +131,7 @@ class KeyColumns:
     def __init__(self, cache: nl.NkiTensor, dtype: str) -> None:
         self.cache, self.dtype = cache, dtype
         self.d, self.block_size = cache.shape[2], cache.shape[3]
-        self.pairs = cache.dtype != dtype
+        self.pairs = cache.dtype not in (dtype, nl.int8)
         self.feature_parts = plain_parts(self.d)
         self.pack = 1
 

@@ -60,4 +60,4 @@ def fill(tile: nl.NkiTensor, zeros: nl.NkiTensor, dtype: str, engine: nisa.engin
 
 def stored_bytes(dtype: str) -> int:
     """Bytes of one element of a cache."""
-    return 1 if dtype == nl.float8_e4m3 else element_bytes(dtype)
+    return 1 if dtype in (nl.float8_e4m3, nl.float8_e5m2, nl.int8) else element_bytes(dtype)

@@ -73,6 +73,14 @@ class Batch:
         """
         return len(self.args.keys.feature_parts) > 1
 
+    def numbers(self, stage: nl.NkiTensor) -> nl.NkiTensor:
+        """A staging tile as PE multiplies it: int8 in the dtype of the queries, exactly."""
+        if stage.dtype != nl.int8:
+            return stage
+        numbers = nl.ndarray(stage.shape, dtype=self.args.q.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=numbers, src=stage)
+        return numbers
+
     def load(self) -> None:
         """Load queries, edge runs and the first tiles, in the order in which they are needed."""
         args, stages, lists, e, d = (
@@ -300,7 +308,8 @@ class Batch:
         args, e = self.args, self.args.edge_tokens
         for part, (first, count) in enumerate(args.parts):
             columns, at = count * args.rows, first * args.rows
-            keys, values = self.stages.edge_keys[part], self.stages.edge_values[part]
+            keys = self.numbers(self.stages.edge_keys[part])
+            values = self.numbers(self.stages.edge_values[part])
             if args.keys.pack > 1:
                 # A token would meet the NaN of one beside it.
                 keys = self.seen_tokens(part, keys)
@@ -391,8 +400,8 @@ class Batch:
         )  # fmt: skip
         weights = self.weights(scores, t, lowered_by, tile * count)
         yield
-        stage = tile % len(self.stages.values)
-        found = self.attend(weights, self.stages.values[stage], t)
+        values = self.numbers(self.stages.values[tile % len(self.stages.values)])
+        found = self.attend(weights, values, t)
         self.update(tile, found, row_max, state, befores)
         following = tile + len(self.stages.keys)
         if following < args.tiles:
@@ -477,7 +486,7 @@ class Batch:
         befores = [self.ends_of(carried), *map(self.ends_of, states)]
         background = self.edges(state)
         for tile in range(args.tiles):
-            stage = self.stages.keys[tile % len(self.stages.keys)]
+            stage = self.numbers(self.stages.keys[tile % len(self.stages.keys)])
             scores, columns = self.psum.next_scores(), (tile * count, count)
             for _ in self.scores(stage, args.tokens, columns, scores, self.key_tiles):
                 next(background, None)
