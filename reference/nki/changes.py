@@ -50,6 +50,7 @@ ABSENT = {
     "nki.language.fp32": "nl.float32",
     "nki.language.fp16": "nl.float16",
     "nki.language.bf16": "nl.bfloat16",
+    "nki.language.float64": "nl.float32",
     "nki.language.range": "range",
     "nki.language.static_cast": "nl.copy(x, dtype=...), or nisa.tensor_copy to a tile of the dtype",
     "nki.language.loop_reduce": "a sum in SBUF, or nisa.nc_matmul that accumulates in PSUM",

@@ -23,6 +23,8 @@ _NAMED_CHANGES = (
     (tables.DEPRECATED, Kind.DEPRECATED, "deprecated-api"),
 )
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 def names(scope: Scope) -> Iterator[Finding]:
     """Names that are gone, unsupported or deprecated."""
@@ -137,15 +139,17 @@ def missing_arguments(scope: Scope) -> Iterator[Finding]:
         signature = signatures.signature(name)
         if signature is None or _expands(call):
             continue
+        parameters = [p for p in signature.parameters.values() if p.kind in _NAMED]
+        by_position = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         given = {keyword.arg for keyword in call.keywords}
-        given |= set(list(signature.parameters)[: len(call.args)])
-        required = [
-            parameter.name
-            for parameter in signature.parameters.values()
-            if parameter.default is parameter.empty
-            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ]
+        given |= set(by_position[: len(call.args)])
+        required = [p.name for p in parameters if p.default is p.empty]
         missing = [parameter for parameter in required if parameter not in given]
+        starred = len(parameters) < len(signature.parameters)
+        if len(call.args) > len(by_position) and not starred:
+            message = f"{tables.short(name)} takes {len(by_position)} arguments by position"
+            yield scope.report(Kind.REFUSED, "missing-argument", call, message, _usage(name))
+            continue
         if "dst" in missing or (missing and _is_value(scope, call) and "dst" in required):
             message = f"{tables.short(name)} without dst: return-style calls were removed in 0.2.0"
             use = f"{tables.short(name)}(dst, ...) as a statement, with dst = nl.ndarray(...)"
@@ -153,16 +157,17 @@ def missing_arguments(scope: Scope) -> Iterator[Finding]:
         elif missing:
             message = f"{tables.short(name)} without {', '.join(missing)}"
             yield scope.report(Kind.REFUSED, "missing-argument", call, message, _usage(name))
-        if len(call.args) > len(signature.parameters):
-            message = f"{tables.short(name)} takes {len(signature.parameters)} arguments"
-            yield scope.report(Kind.REFUSED, "missing-argument", call, message, _usage(name))
 
 
 def _usage(name: str) -> str:
     """Return a call with its required parameters."""
     signature = signatures.signature(name)
     parameters = list(signature.parameters.values()) if signature is not None else []
-    given = [item.name for item in parameters if item.default is item.empty]
+    given = [
+        f"{item.name}=..." if item.kind is item.KEYWORD_ONLY else item.name
+        for item in parameters
+        if item.default is item.empty or item.kind is item.KEYWORD_ONLY
+    ]
     optional = ["..."] if len(given) < len(parameters) else []
     return f"{tables.short(name)}({', '.join(given + optional)})"
 
