@@ -32,13 +32,16 @@ R = TypeVar("R")
 
 COMPILED_IN = (
     "kv_segment_size", "causal", "scale", "softcap", "sliding_window", "k_pre_transposed",
-    "softmax", "lnc",
+    "softmax", "lnc", "value_dim",
 )  # fmt: skip
 """Arguments that are Python values while JAX traces; all others are arrays."""
 
 
 def _traceable(host: Callable[P, R], *like: str) -> Callable[P, R]:
-    """A host function for traced arrays; its results have the shapes of the arguments `like`."""
+    """A host function for traced arrays; its results have the shapes of the arguments `like`.
+
+    Attention, in the place of q, is as wide as the values.
+    """
     signature = inspect.signature(host)
     by_name: Callable[..., R] = host
 
@@ -53,9 +56,14 @@ def _traceable(host: Callable[P, R], *like: str) -> Callable[P, R]:
         def run(values: dict[str, Any]) -> Any:
             return by_name(**{name: np.array(value) for name, value in values.items()}, **fixed)
 
-        shapes = tuple(
-            jax.ShapeDtypeStruct(arguments[name].shape, arguments[name].dtype) for name in like
-        )
+        def shape_of(name: str) -> tuple[int, ...]:
+            shape: tuple[int, ...] = arguments[name].shape
+            if name != "q":
+                return shape
+            values = arguments["v_cache"]
+            return (*shape[:-1], arguments["value_dim"] if values is None else values.shape[-1])
+
+        shapes = tuple(jax.ShapeDtypeStruct(shape_of(name), arguments[name].dtype) for name in like)
         present = {name: value for name, value in traced.items() if value is not None}
         result: R = jax.pure_callback(
             run, shapes if len(like) > 1 else shapes[0], present, vmap_method="sequential"

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, SupportsIndex, Unpack, cast
 
 import numpy as np
 
 from ..reference.attention import queries_per_kv_head
 from .addresses import used_blocks
-from .arrays import Array, array_kind, read_optional
+from .arrays import Array, ArrayKind, array_kind, read_optional
 from .cache_layout import PagedCaches, read_in_place
 from .device.decode.batch import DecodeSizes
 from .device.paged_decode_nki import paged_decode_kernel
@@ -19,11 +19,15 @@ from .plan.decode_shape import MOST_PLAN_BYTES, DecodeCall, DecodeShape, decode_
 from .plan.decode_step import Step
 from .sizes import PARTITIONS
 from .validation import (
+    DECODE_KEY_DIMS,
+    DECODE_VALUE_DIMS,
     check_caches,
     check_choice,
     check_cores,
     check_count,
     check_dtypes,
+    check_head_dim,
+    check_integer,
     check_integers,
     check_shape,
     check_tree_mask,
@@ -40,6 +44,8 @@ class DecodePlan:
     shape: DecodeShape
     lists: DecodeLists
     k_pre_transposed: bool
+    value_dim: int | None
+    """Values are so many features of the keys."""
     layer: tuple[tuple[int, ...], ...]
     """Shapes of q and the pages of the caches, which all layers share, bytes of their elements, and
     the layout of the pages."""
@@ -60,16 +66,17 @@ class DecodePlan:
         q and the caches are those of any layer: only their shapes and dtypes count.
         """
         kind = array_kind(
-            q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables,
+            q=q, k_cache=k_cache, **_given(v_cache), block_tables=block_tables,
             context_lens=context_lens,
         )  # fmt: skip
         q_, tables, lengths = map(kind.read, (q, block_tables, context_lens))
-        k_rows, v_rows = kind.view(k_cache), kind.view(v_cache)
+        k_rows = kind.view(k_cache)
         lnc = check_cores(options["lnc"])
         causal = options["causal"]
         window = check_window(options["sliding_window"], causal)
         deterministic, columns = options["deterministic"], options["k_pre_transposed"]
         check_choice("deterministic", deterministic, (None, "batch"))
+        v_rows = _values(kind, k_rows, v_cache, options["value_dim"], columns)
         group = _check_layer(q_, k_rows, v_rows, columns)
         num_requests, _, num_queries, head_dim = q_.shape
         num_kv_heads, block_size = v_rows.shape[1:3]
@@ -84,13 +91,14 @@ class DecodePlan:
         tree = read_optional(kind, options["tree_mask"])
         check_tree_mask(tree, causal, queries, num_queries)
         tables = used_blocks("block_tables", tables, lengths, v_rows, 1)
-        caches = read_in_place(k_rows, v_rows, columns)
+        caches = read_in_place(k_rows, k_rows if v_cache is None else v_rows, columns)
         tables, page_size = caches.tables(tables), caches.page_size
         # int8 becomes the dtype of q on chip.
         staged_bytes = (q_ if k_rows.dtype == np.int8 else k_rows).dtype.itemsize
         shape = decode_shape(
             DecodeCall(
-                num_requests, num_kv_heads, group * num_queries, num_queries, head_dim, page_size,
+                num_requests, num_kv_heads, group * num_queries, num_queries,
+                max(head_dim, v_rows.shape[3]), page_size,
                 staged_bytes, tables.shape[1] * page_size, window is not None, lnc,
                 columns and page_size > 1, deterministic == "batch",
                 tree is not None,
@@ -106,7 +114,7 @@ class DecodePlan:
             tables, lengths, queries, window, page_size, num_kv_heads, lnc, bool(causal), tree
         )
         layer = _layer_of(q_, caches)
-        return cls(step, shape, plan_lists(shape, step), columns, layer)
+        return cls(step, shape, plan_lists(shape, step), columns, options["value_dim"], layer)
 
     def only(self, request: int | np.integer[Any]) -> "DecodePlan":
         """The same step without the other requests."""
@@ -140,9 +148,14 @@ def prepare_paged_decode(
     the request's last query_lens[b], and of those the j-th if tree_mask[b, t, j]; itself always. A
     sliding window still counts positions in the cache.
 
+    The V cache may have a head size dv other than that of q and the K cache: out is [B, H, T, dv].
+    With v_cache None the values are the first `value_dim` features of the keys: MLA in its absorbed
+    form, one latent head of 512 features and 64 of rope. Mind the scale, which is that of the
+    unabsorbed heads; k_scale and v_scale concern keys and values as they do elsewhere.
+
     A `plan` of the step stands for block_tables, context_lens and all options of `DecodePlan.build`
-    (query_lens, tree_mask, causal, sliding_window, k_pre_transposed, lnc, deterministic), which are
-    not given then.
+    (query_lens, tree_mask, value_dim, causal, sliding_window, k_pre_transposed, lnc,
+    deterministic), which are not given then.
 
     deterministic="batch": the bits of a request's rows do not depend on the other requests, on its
     place among them, on the width of the table or on lnc. Short contexts then share no work tile.
@@ -155,10 +168,11 @@ def prepare_paged_decode(
         plan = build(q, k_cache, v_cache, block_tables, context_lens, **of_step)
     else:
         _check_alone(block_tables, context_lens, of_step)
-    kind = array_kind(q=q, k_cache=k_cache, v_cache=v_cache)
-    q_, k_rows, v_rows = kind.read(q), kind.view(k_cache), kind.view(v_cache)
+    kind = array_kind(q=q, k_cache=k_cache, **_given(v_cache))
+    q_, k_rows = kind.read(q), kind.view(k_cache)
+    v_rows = _values(kind, k_rows, v_cache, plan.value_dim, plan.k_pre_transposed)
     _check_layer(q_, k_rows, v_rows, plan.k_pre_transposed)
-    caches = read_in_place(k_rows, v_rows, plan.k_pre_transposed)
+    caches = read_in_place(k_rows, k_rows if v_cache is None else v_rows, plan.k_pre_transposed)
     if _layer_of(q_, caches) != plan.layer:
         raise ValueError(
             f"plan: made for q, pages of the caches, bytes per element and layout "
@@ -171,9 +185,10 @@ def prepare_paged_decode(
         shape = plan.shape
         sizes = DecodeSizes(shape.tokens, shape.edge_tokens, shape.tiles, shape.part_segments)
         arrays = (
-            q_, device_fp8(caches.k), device_fp8(caches.v), *plan.lists.arrays(), sizes,
+            q_, device_fp8(caches.k), None if v_cache is None else device_fp8(caches.v),
+            *plan.lists.arrays(), sizes,
             factors.numbers, factors.sinks, factors.k_scales, factors.v_scales,
-            plan.k_pre_transposed, return_lse,
+            plan.k_pre_transposed, return_lse, v_rows.shape[3],
         )  # fmt: skip
         return Launch(paged_decode_kernel, plan.step.num_cores, arrays, finish)
 
@@ -204,7 +219,10 @@ def _check_layer(q: Array, k_cache: Array, v_cache: Array, k_pre_transposed: boo
     """Shapes and dtypes of a layer; query heads per KV head."""
     check_shape("q", q, (None, None, None, None), "B, H, T, d")
     _, num_q_heads, num_queries, head_dim = q.shape
-    check_caches(k_cache, v_cache, None, head_dim, k_pre_transposed)
+    check_shape("v_cache", v_cache, (None, None, None, None))
+    value_dim = v_cache.shape[3]
+    check_caches(k_cache, v_cache, None, head_dim, k_pre_transposed, value_dim, DECODE_KEY_DIMS)
+    check_head_dim("v_cache.shape[3]", value_dim, DECODE_VALUE_DIMS)
     check_dtypes(q.dtype, {}, {"k_cache": k_cache, "v_cache": v_cache})
     group = queries_per_kv_head(num_q_heads, k_cache.shape[1])
     if group * num_queries > PARTITIONS:
@@ -222,6 +240,29 @@ def _layer_of(q: Array, caches: PagedCaches) -> tuple[tuple[int, ...], ...]:
         *(array.shape for array in arrays), tuple(array.dtype.itemsize for array in arrays),
         (own.page_count, own.step, own.first),
     )  # fmt: skip
+
+
+def _given(v_cache: Any) -> dict[str, Any]:
+    """The V cache by its name, if there is one."""
+    return {} if v_cache is None else {"v_cache": v_cache}
+
+
+def _values(
+    kind: ArrayKind, k_rows: Array, v_cache: Any, value_dim: int | None, k_pre_transposed: bool
+) -> Array:
+    """The V cache, or a view of the K cache's first `value_dim` features."""
+    if v_cache is not None:
+        if value_dim is not None:
+            raise ValueError(f"value_dim={value_dim}: must be None with a v_cache")
+        return kind.view(v_cache)
+    if k_pre_transposed:
+        raise ValueError("v_cache=None: must be an array with k_pre_transposed")
+    check_shape("k_cache", k_rows, (None, None, None, None))
+    width = check_integer("value_dim without v_cache", cast(SupportsIndex, value_dim))
+    check_head_dim("value_dim", width, DECODE_VALUE_DIMS)
+    if width > k_rows.shape[3]:
+        raise ValueError(f"value_dim={width}: must be at most {k_rows.shape[3]}, that of the keys")
+    return k_rows[..., :width]
 
 
 def _check_counts(name: str, counts: Array, most: int) -> None:

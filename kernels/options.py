@@ -57,6 +57,8 @@ class PlanOptions(TypedDict, total=False):
 
     query_lens: Any
     """[B] int32, real queries of each request; None is T."""
+    value_dim: int | None
+    """Without a V cache: values are so many features of the keys."""
     tree_mask: Any
     """[B, T, T] bool, which of its request's new tokens each query sees; None: up to its own."""
     causal: bool
@@ -71,6 +73,7 @@ class DecodeOptions(AttentionOptions, total=False):
     """Those of paged_decode."""
 
     query_lens: Any
+    value_dim: int | None
     tree_mask: Any
     deterministic: str | None
 
@@ -82,12 +85,11 @@ ATTENTION: AttentionOptions = {
 }  # fmt: skip
 SEGMENTED: SegmentedOptions = {"kv_segment_size": 2048, **ATTENTION}
 PLAN: PlanOptions = {
-    "query_lens": None, "tree_mask": None, "causal": True, "sliding_window": None,
-    "k_pre_transposed": False, "lnc": 1,
-    "deterministic": None,
+    "query_lens": None, "value_dim": None, "tree_mask": None, "causal": True,
+    "sliding_window": None, "k_pre_transposed": False, "lnc": 1, "deterministic": None,
 }  # fmt: skip
 DECODE: DecodeOptions = {
-    "query_lens": None, "tree_mask": None, **ATTENTION, "deterministic": None,
+    "query_lens": None, "value_dim": None, "tree_mask": None, **ATTENTION, "deterministic": None,
 }  # fmt: skip
 
 

@@ -37,6 +37,11 @@ def _attention(q: Any, *others: Any) -> Any:
     return q.new_empty(q.shape)
 
 
+def _decoded(q: Any, k_cache: Any, v_cache: Any, *others: Any) -> Any:
+    """The result of a decode: rows as wide as values."""
+    return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+
+
 def _nothing(*arguments: Any) -> None:
     """No result."""
 
@@ -98,7 +103,7 @@ _register(
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor context_lens, "
     f"Tensor? query_lens=None, {_OPTIONS}, Tensor? tree_mask=None) -> Tensor",
     kernels.paged_decode,
-    _attention,
+    _decoded,
 )
 _register(
     "write_kv_cache",

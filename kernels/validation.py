@@ -21,6 +21,8 @@ FP8_DTYPES = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8
 QUANTISED_DTYPES = (*FP8_DTYPES, np.dtype(ml_dtypes.float8_e5m2), np.dtype(np.int8))
 """Caches of one byte, which need scales."""
 HEAD_DIMS = range(32, 257, 8)
+DECODE_KEY_DIMS, DECODE_VALUE_DIMS = range(32, 577, 8), range(32, 513, 8)
+"""Those of paged_decode: MLA has keys of 576 features and values of 512."""
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_COLUMN_BLOCKS = 2**24
 """Pre-transposed blocks are found by numbers that fp32 must hold."""
@@ -113,10 +115,13 @@ def check_caches(
     num_kv_heads: int | None,
     head_dim: int,
     k_pre_transposed: bool = False,
+    value_dim: int | None = None,
+    key_dims: range = HEAD_DIMS,
 ) -> None:
     """The caches have one supported shape [num_blocks, KV, block_size, head_dim].
 
-    A pre-transposed K cache is [num_blocks, KV, head_dim, block_size].
+    A pre-transposed K cache is [num_blocks, KV, head_dim, block_size]. value_dim: that of the V
+    cache, where it may differ.
     """
     check_choice("k_pre_transposed", k_pre_transposed, (False, True))
     rows, columns = (3, 2) if k_pre_transposed else (2, 3)
@@ -124,10 +129,10 @@ def check_caches(
     expected[columns] = head_dim
     check_shape("k_cache", k_cache, tuple(expected))
     num_blocks, heads, block_size = k_cache.shape[0], k_cache.shape[1], k_cache.shape[rows]
-    check_shape("v_cache", v_cache, (num_blocks, heads, block_size, head_dim))
+    check_shape("v_cache", v_cache, (num_blocks, heads, block_size, value_dim or head_dim))
     layout = "[num_blocks, KV, d, block_size]" if rows == 3 else "[num_blocks, KV, block_size, d]"
     check_choice(f"block_size (k_cache.shape[{rows}] of {layout})", block_size, BLOCK_SIZES)
-    check_head_dim("head_dim", head_dim)
+    check_head_dim("head_dim", head_dim, key_dims)
     if k_pre_transposed and num_blocks * heads >= MOST_COLUMN_BLOCKS:
         raise ValueError(
             f"k_cache: {num_blocks} pre-transposed blocks of {heads} KV heads must be below "
@@ -135,12 +140,11 @@ def check_caches(
         )
 
 
-def check_head_dim(name: str, head_dim: int) -> None:
+def check_head_dim(name: str, head_dim: int, sizes: range = HEAD_DIMS) -> None:
     """A head size that the kernels have."""
-    if head_dim not in HEAD_DIMS:
-        least, most = HEAD_DIMS[0], HEAD_DIMS[-1]
+    if head_dim not in sizes:
         raise ValueError(
-            f"{name}={head_dim}: must be a multiple of {HEAD_DIMS.step} within {least}..{most}"
+            f"{name}={head_dim}: must be a multiple of {sizes.step} within {sizes[0]}..{sizes[-1]}"
         )
 
 

@@ -149,11 +149,12 @@ def segmented_attention(
 def paged_decode(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None,
     block_tables: Array,
     context_lens: Array,
     *,
     query_lens: Array | None = None,
+    value_dim: int | None = None,
     tree_mask: Array | None = None,
     causal: bool = True,
     scale: float | None = None,
@@ -174,12 +175,14 @@ def paged_decode(
     every request with tokens): query t of request b is real when t < query_lens[b] and stands at
     position context_lens[b] - query_lens[b] + t. With a tree_mask it sees all tokens before the
     last query_lens[b] and of those the ones in row t of the request's mask, within a window of
-    positions if there is one. Returns out [B, H, T, d].
+    positions if there is one. Values may have another size than keys; without a v_cache they are
+    the first `value_dim` features of the K cache, times v_scale. Returns out [B, H, T, that size].
     """
     num_requests, num_q_heads, num_queries, head_dim = q.shape
     k_cache = _by_row(k_cache, k_pre_transposed)
+    v_cache = k_cache[..., :value_dim] if v_cache is None else v_cache
     group = queries_per_kv_head(num_q_heads, k_cache.shape[1])
-    out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
+    out, lse = np.zeros((*q.shape[:-1], v_cache.shape[3])), np.full(q.shape[:-1], -np.inf)
     for request in range(num_requests):
         context = int(context_lens[request])
         real = num_queries if query_lens is None else int(query_lens[request])
@@ -270,7 +273,7 @@ def _cached_rows(
     v_scale: float | Array | None,
 ) -> tuple[npt.NDArray[np.int64], Float64, Float64]:
     """Positions, keys and values of the cached tokens 0..num_tokens-1 that are not absent."""
-    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
+    num_kv_heads, block_size, _ = k_cache.shape[1:]
     positions, keys, values = [], [], []
     for position in range(num_tokens):
         block = int(block_table[position // block_size])
@@ -279,11 +282,12 @@ def _cached_rows(
         positions.append(position)
         keys.append(k_cache[block, kv_head, position % block_size].astype(np.float64))
         values.append(v_cache[block, kv_head, position % block_size].astype(np.float64))
-    shape = (len(positions), head_dim)
     return (
         np.array(positions, np.int64),
-        np.array(keys).reshape(shape) * _per_kv_head(k_scale, num_kv_heads)[kv_head],
-        np.array(values).reshape(shape) * _per_kv_head(v_scale, num_kv_heads)[kv_head],
+        np.array(keys).reshape(len(positions), k_cache.shape[3])
+        * _per_kv_head(k_scale, num_kv_heads)[kv_head],
+        np.array(values).reshape(len(positions), v_cache.shape[3])
+        * _per_kv_head(v_scale, num_kv_heads)[kv_head],
     )
 
 

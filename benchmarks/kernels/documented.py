@@ -86,7 +86,21 @@ NOT_CAUSAL: tuple[Workload, ...] = tuple(
 ) + (OwnShape(Prefill(512, 8192), (("k", None), ("v", None), *ALL_SEEN)),)
 """Their share of the peak counts the pairs of causal attention."""
 
-DOCUMENTED: tuple[Workload, ...] = (*WINDOWS, *PREFILLS, *DECODES, *CAPPED, *NOT_CAUSAL, *KEYS)
+MLA: tuple[Workload, ...] = tuple(
+    Decode(batch, context, q_heads=heads, head_dim=576, value_dim=512)
+    for batch, context in ((1, 32768), (16, 2048))
+    for heads in (16, 32, 128)
+)
+
+DOCUMENTED: tuple[Workload, ...] = (
+    *WINDOWS,
+    *PREFILLS,
+    *DECODES,
+    *CAPPED,
+    *NOT_CAUSAL,
+    *MLA,
+    *KEYS,
+)
 
 
 HEAD = f"| call | {' | '.join(f'{name} us' for name in BANDS)} | share at base | exact over auto |"

@@ -147,6 +147,8 @@ class Decode:
     window: int | None = None
     table_tokens: int | None = None
     """Tokens that a table has room for; None = the usual bucket of `context`."""
+    value_dim: int | None = None
+    """Values are so many features of the keys; None: there is a V cache."""
 
     @property
     def label(self) -> str:
@@ -154,6 +156,7 @@ class Decode:
         heads = f"{self.q_heads}" if self.kv_heads == 1 else f"{self.q_heads}/{self.kv_heads}"
         label = f"decode {self.batch}x{self.context}, {heads}x{self.head_dim}"
         label += _differences(self.block_size, self.fp8, self.window)
+        label += "" if self.value_dim is None else f", values of {self.value_dim}"
         return label if self.table_tokens is None else f"{label}, tables of {self.table_tokens}"
 
     @property
@@ -163,15 +166,17 @@ class Decode:
 
     @property
     def model_flops(self) -> float:
-        """4 head_dim FLOPs per head and visible key."""
-        return 4.0 * self.batch * self.q_heads * self.head_dim * self._visible
+        """2 FLOPs per head, visible key, and feature of it and of its value."""
+        features = self.head_dim + (self.value_dim or self.head_dim)
+        return 2.0 * self.batch * self.q_heads * features * self._visible
 
     @property
     def model_bytes(self) -> float:
         """Visible keys and values, q and out."""
-        cache = self._visible * self.kv_heads * _cache_dtype(self.fp8).itemsize
-        rows = 2 * self.batch * (cache + self.q_heads * BF16.itemsize)
-        return float(rows * self.head_dim)
+        row = self.kv_heads * self.head_dim * _cache_dtype(self.fp8).itemsize
+        cache = self._visible * row * (2 if self.value_dim is None else 1)
+        features = self.head_dim + (self.value_dim or self.head_dim)
+        return float(self.batch * (cache + self.q_heads * BF16.itemsize * features))
 
     @property
     def _visible(self) -> int:
@@ -193,7 +198,10 @@ class Decode:
         return {
             "q": _normal(rng, self.batch, self.q_heads, 1, self.head_dim),
             "k_cache": _normal(rng, *shape).astype(_cache_dtype(self.fp8)),
-            "v_cache": _normal(rng, *shape).astype(_cache_dtype(self.fp8)),
+            "v_cache": None
+            if self.value_dim
+            else _normal(rng, *shape).astype(_cache_dtype(self.fp8)),
+            "value_dim": self.value_dim,
             "block_tables": np.pad(tables, ((0, 0), (0, spare)), constant_values=UNUSED_BLOCK),
             "context_lens": np.full(self.batch, self.context, np.int32),
             "sliding_window": self.window,

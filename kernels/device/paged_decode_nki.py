@@ -8,8 +8,11 @@ query head h on KV head g:
 where sinks[h] joins the sum of the softmax as one more logit without a value, and keys and values
 are the stored ones times k_scale[g], v_scale[g]. Other rows are zero.
 
-Supported range and errors. Any B >= 1, H a multiple of KV, H / KV * T <= 128, head_dim up to 256,
-block_size a power of two; bf16, fp16 or fp32, caches the same or of one byte; one or two
+Values may have another size dv than keys. Without a V cache they are the first dv features of the
+keys, times v_scale: the latent of MLA in its absorbed form.
+
+Supported range and errors. Any B >= 1, H a multiple of KV, H / KV * T <= 128, d up to 576, dv up to
+512, block_size a power of two; bf16, fp16 or fp32, caches the same or of one byte; one or two
 cores. Unused cache rows and padded queries may hold NaN or infinity. Lengths, tables, windows and
 holes are in the lists of `kernels/plan`, made on the host once per step for all layers; sizes that
 are compiled in depend on shapes alone. `segattn.kernels.paged_decode` raises ValueError for
@@ -58,15 +61,19 @@ from .decode.results import store_outputs
 from .decode.stages import Stages
 from .decode.work_tile import Batch
 
+ZERO_COLUMNS = 32768
+"""Elements that one store of zeros clears of a sequence's rows."""
+
 
 def clear_empty(empty: nl.NkiTensor, core: int, args: DecodeArguments) -> None:
     """Store zeros, and an lse of -inf, for the sequences that see nothing.
 
     empty [cores, 128 * n] int32 HBM.
     """
-    room, width = empty.shape[1], args.rows * args.d
+    room, width = empty.shape[1], args.rows * args.value_dim
     sequences = args.out_rows.reshape((args.out_rows.shape[0] // args.rows, width))
-    zeros = nl.ndarray((PARTITIONS, width), dtype=args.out.dtype, buffer=nl.sbuf)
+    part = min(width, ZERO_COLUMNS)
+    zeros = nl.ndarray((PARTITIONS, part), dtype=args.out.dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
     nothing = nl.ndarray((PARTITIONS, args.rows), dtype=nl.float32, buffer=nl.sbuf)
     if args.lse is not None:
@@ -76,13 +83,16 @@ def clear_empty(empty: nl.NkiTensor, core: int, args: DecodeArguments) -> None:
         nisa.dma_copy(
             dst=index, src=empty.ap([[1, PARTITIONS], [1, 1]], offset=core * room + first)
         )
-        nisa.dma_copy(
-            dst=sequences.ap(
-                [[width, PARTITIONS], [1, width]], offset=0, vector_offset=index, indirect_dim=0
-            ),
-            src=zeros,
-            oob_mode=nisa.oob_mode.skip,
-        )
+        for column in range(0, width, part):
+            count = min(part, width - column)
+            nisa.dma_copy(
+                dst=sequences.ap(
+                    [[width, PARTITIONS], [1, count]], offset=column, vector_offset=index,
+                    indirect_dim=0,
+                ),
+                src=zeros[:, 0:count],
+                oob_mode=nisa.oob_mode.skip,
+            )  # fmt: skip
         if args.lse is not None:
             nisa.dma_copy(
                 dst=args.lse.reshape((sequences.shape[0], args.rows)).ap(
@@ -126,7 +136,7 @@ def merge_cores(
         )
         nisa.tensor_copy(dst=mine[0:height, i * rows : (i + 1) * rows], src=picked)
     nisa.sendrecv(src=mine, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
-    psum = Psum(args.q.dtype)
+    psum = Psum(args.q.dtype, len(args.feature_parts))
     factors: nl.NkiTensor | None = None
     if args.score_k_scales is not None:
         column = numbers_of(args.score_k_scales, numbers[0:rows, 2:3])
@@ -152,7 +162,7 @@ def merge_cores(
     real = nl.ndarray((rows, 1), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(dst=real, src=numbers[0:rows, 3:4])
     columns = [numbers[0:rows, i : i + 1] for i in range(3)]
-    predicate = real.ap([[1, rows], [0, args.d]])
+    predicate = real.ap([[1, rows], [0, args.value_dim]])
     store_outputs(args, constants, psum.scores[0], found, columns, predicate)
 
 
@@ -160,7 +170,7 @@ def merge_cores(
 def paged_decode_kernel(
     q: nl.NkiTensor,  # [B, H, T, d]
     k_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d], or [num_blocks, KV, d, block_size]
-    v_cache: nl.NkiTensor,  # [num_blocks, KV, block_size, d]
+    v_cache: nl.NkiTensor | None,  # [num_blocks, KV, block_size, dv]; None: features of the keys
     num_batches: nl.NkiTensor,  # the arrays of plan.decode_plan.DecodeLists, in its order
     indices: nl.NkiTensor,
     masks: nl.NkiTensor,
@@ -174,10 +184,13 @@ def paged_decode_kernel(
     v_scales: nl.NkiTensor | None = None,  # [1, KV] fp32
     k_pre_transposed: bool = False,
     with_lse: bool = False,
+    value_dim: int = 0,  # dv without a V cache
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Attention [B, H, T, d] of each request's last tokens over its context, and lse [B, H, T]."""
+    """Attention [B, H, T, dv] of each request's last tokens over its context, and lse [B, H, T]."""
     _, num_q_heads, num_queries, _ = q.shape
-    num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[3 if k_pre_transposed else 2]
+    if v_cache is not None:
+        value_dim = v_cache.shape[3]
     sizes = DecodeSizes(*sizes)
     tiles = sizes.tiles
     assert block_size % sizes.tokens == 0, "a run must lie in one block"
@@ -185,9 +198,11 @@ def paged_decode_kernel(
     assert rows <= PARTITIONS, "the query rows of a sequence must fit 128 partitions"
     core, num_cores = nl.program_id(0), nl.num_programs(0)
     batches = indices.shape[0] // num_cores
-    out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray((*q.shape[:3], value_dim), dtype=q.dtype, buffer=nl.shared_hbm)
     if block_size == 1:
-        k_cache = k_cache.reshape(v_cache.shape)  # one token is a row in either layout
+        k_cache = k_cache.reshape(
+            (*k_cache.shape[:2], 1, q.shape[3])
+        )  # one token is a row in either layout
     keys: KeySource = KeyRows(k_cache, q.dtype, sizes.edge_tokens)
     if k_pre_transposed and block_size > 1:
         keys = KeyColumns(k_cache, q.dtype)
@@ -222,7 +237,9 @@ def paged_decode_kernel(
             own = state.of(at, height)
             sums = [own.row_max[0:1, :], own.row_sum[0:1, :], *own.outputs]
             columns = [lists.column(kind, part)[0:height, :] for kind in (2, 3, 4)]
-            real = lists.flags.ap([[lists.flags.shape[1], height], [0, args.d]], offset=part)
+            real = lists.flags.ap(
+                [[lists.flags.shape[1], height], [0, args.value_dim]], offset=part
+            )
             bank = batch.psum.next_scores()
             store_outputs(args, constants, bank, sums, columns, real)
         nisa.tensor_tensor(dst=number, data1=number, data2=one, op=nl.add)

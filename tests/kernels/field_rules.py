@@ -89,6 +89,15 @@ def _decode(
     )  # fmt: skip
 
 
+def _latents() -> Launch[Any]:
+    rng = np.random.default_rng(5)
+    lengths = [300, 7, 2000]
+    paged = paged_tokens(rng, lengths, 1, 576, 32, BF16)
+    q = normal(rng, (len(lengths), 16, 2, 576), BF16)
+    step = paged.tables, np.array(lengths, np.int32)
+    return prepare_paged_decode(q, paged.k_cache, None, *step, value_dim=512, lnc=2)
+
+
 def _write(heads: int, options: Options, dtype: Any = BF16) -> Launch[Any]:
     rng = np.random.default_rng(4)
     k, v = (normal(rng, (heads, 100, 64), dtype) for _ in "kv")
@@ -140,6 +149,7 @@ CALLS: Final[dict[str, Callable[[], Launch[Any]]]] = {
     "decode queries window sinks": lambda: _decode(
         [500, 44], (4, 2), _options(window=128, with_sinks=True), 3
     ),
+    "decode latents lnc 2": _latents,
     "decode fp32": lambda: _decode([500, 44], (4, 4), _options(), dtype=np.float32),
     "write": lambda: _write(1, _options()),
     "write 3 KV heads": lambda: _write(3, _options()),

@@ -67,7 +67,7 @@ def slots(*first: int) -> Array:
 
 
 EVERYWHERE: list[tuple[str, Any, str]] = [
-    ("v_cache", zeros(BLOCKS, KV, BLOCK, 32), r"v_cache: shape .* must be \(6, 2, 16, 64\)"),
+    ("v_cache", zeros(5, KV, BLOCK, D), r"v_cache: shape .* must be \(6, 2, 16, 64\)"),
     ("k_cache", zeros(BLOCKS, 3, BLOCK, D), "_cache: shape"),
     ("k_cache", np.zeros((BLOCKS, KV, BLOCK, D)), "k_cache: dtype float64 must be float32"),
     ("k_cache", [1.0], "k_cache: list must be a NumPy, torch or JAX array"),
@@ -115,6 +115,7 @@ CHUNK: list[tuple[str, Any, str]] = [
     ("num_tokens", 2.5, "num_tokens=2.5: must be an integer"),
 ]
 SLOTS: list[tuple[str, Any, str]] = [
+    ("v_cache", zeros(BLOCKS, KV, BLOCK, 32), r"v_cache: shape .* must be \(6, 2, 16, 64\)"),
     ("slot_mapping", slots(96), r"slot_mapping\[0\]=96: must be -1 or within 0..95"),
     ("slot_mapping", slots(0, -2), r"slot_mapping\[1\]=-2: must be -1 or within 0..95"),
     ("slot_mapping", slots(7, 3, 7), "slot 7 occurs twice"),
@@ -133,6 +134,7 @@ SLOTS: list[tuple[str, Any, str]] = [
     ),
 ]
 PRIOR: list[tuple[str, Any, str]] = [
+    ("v_cache", zeros(BLOCKS, KV, BLOCK, 32), r"v_cache: shape .* must be \(6, 2, 16, 64\)"),
     ("prior_tokens", -1, "prior_tokens=-1: must be within 0..48"),
     ("prior_tokens", 49, "prior_tokens=49: must be within 0..48"),
     ("block_table", ints(3, 6), r"block_table\[0, 1\]=6: must be -1 or within 0..5"),
@@ -155,8 +157,8 @@ DECODE: list[tuple[str, Any, str]] = [
     ("block_tables", ints(3, 1), r"block_tables: shape \(2,\) must be \(2, any\)"),
 ]
 GEOMETRY: list[tuple[dict[str, Any], str]] = [
-    ({"head_dim": 44}, "head_dim=44: must be a multiple of 8 within 32..256"),
-    ({"head_dim": 264}, "head_dim=264: must be a multiple of 8 within 32..256"),
+    ({"head_dim": 44}, "head_dim=44: must be a multiple of 8 within 32.."),
+    ({"head_dim": 584}, "head_dim=584: must be a multiple of 8 within 32.."),
     ({"block_size": 512}, r"block_size .*=512: must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256"),
     ({"block_size": 24}, r"block_size .*=24: must be one of 1, 2, 4, 8, 16, 32, 64, 128, 256"),
     ({"dtype": np.float64}, "dtype of q, k, v=.*float64.* must be one of float32"),

@@ -63,6 +63,14 @@ def test_a_cap_bends_scores_before_the_sink_joins() -> None:
     np.testing.assert_allclose(lse, [[np.log(7.0), np.log(10.0)]], rtol=1e-14)
 
 
+def test_values_may_be_features_of_the_keys() -> None:
+    # Keys (3, 0) and (5, ln 3) against the query (0, 1): weights 1/4 and 3/4 of 3 and 5, doubled.
+    k_cache = np.array([[[[3.0, 0.0], [5.0, np.log(3.0)]]]])
+    call = (np.array([[[[0.0, 1.0]]]]), k_cache, None, np.zeros((1, 1), np.int32), np.array([2]))
+    out = paged_decode(*call, value_dim=1, scale=1.0, v_scale=2.0)
+    np.testing.assert_allclose(out, [[[[9.0]]]], rtol=1e-15)
+
+
 def test_a_tree_of_drafts_worked_by_hand() -> None:
     # One token before the drafts, then a root and two children; all scores are 0, so that each
     # query has the mean of what it sees.

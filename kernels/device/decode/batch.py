@@ -32,8 +32,8 @@ class DecodeArguments:
     """What a batch reads of the kernel's arguments, and sizes that follow."""
 
     q: nl.NkiTensor  # [B, H, T, d]
-    v_cache: nl.NkiTensor  # [num_blocks, KV, block_size, d]
-    out: nl.NkiTensor  # [B, H, T, d]
+    v_cache: nl.NkiTensor | None  # [num_blocks, KV, block_size, dv]; None: the keys' first features
+    out: nl.NkiTensor  # [B, H, T, dv]
     lse: nl.NkiTensor | None  # [B, H, T] fp32
     keys: KeySource
     numbers: ScoreNumbers
@@ -59,13 +59,19 @@ class DecodeArguments:
 
     @property
     def d(self) -> int:
-        """Head dimension."""
+        """Features of a query and of a key."""
         return self.q.shape[3]
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a value."""
+        return self.out.shape[3]
 
     @property
     def feature_parts(self) -> list[tuple[int, int]]:
         """(first, number) of the features of values: at most 128 lie on the partitions."""
-        return [(f, min(PARTITIONS, self.d - f)) for f in range(0, self.d, PARTITIONS)]
+        width = self.value_dim
+        return [(f, min(PARTITIONS, width - f)) for f in range(0, width, PARTITIONS)]
 
     @property
     def parts(self) -> list[tuple[int, int]]:
@@ -175,7 +181,7 @@ class Constants:
 class Psum:
     """PSUM of one trip, one tensor per slot of a ring."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, value_parts: int) -> None:
         width = PSUM_BANK_BYTES // element_bytes(dtype)
         bank = (PARTITIONS, PSUM_BANK_BYTES // 4)
         self.transposed = [
@@ -184,7 +190,10 @@ class Psum:
         self.scores = [nl.ndarray(bank, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
         self.edge_scores = nl.ndarray(bank, dtype=nl.float32, buffer=nl.psum)
         quarter = (PARTITIONS, PARTITIONS)
-        self.outputs = [nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+        self.outputs = [
+            nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum)
+            for _ in range(max(2, value_parts))
+        ]
         self.sums = nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum)
         self.maxima = [nl.ndarray(quarter, dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
         self.num_transposed = 0

@@ -62,8 +62,12 @@ def gather_runs(cache: nl.NkiTensor, rows: nl.NkiTensor, stage: nl.NkiTensor, wi
 
 
 def plain_parts(d: int) -> list[tuple[int, int, int]]:
-    """At most 128 features lie on the partitions."""
-    return [(first, 1, min(PARTITIONS, d - first)) for first in range(0, d, PARTITIONS)]
+    """Equal parts (first, stride, number) of at most 128, which lie on the partitions.
+
+    Transposed chunks of one height leave PSUM together.
+    """
+    count = next(n for n in range(-(-d // PARTITIONS), d + 1) if d % n == 0)
+    return [(first, 1, d // count) for first in range(0, d, d // count)]
 
 
 def transposed_operand(
@@ -86,7 +90,10 @@ class KeyRows:
         self.pairs = cache.dtype not in (dtype, nl.int8)
         self.pack = 1
         if self.pairs:
-            self.feature_parts = [(0, 2, self.d // 2), (1, 2, self.d // 2)]
+            self.pair_parts = [(first, n) for first, _, n in plain_parts(self.d // 2)]
+            self.feature_parts = [
+                (2 * first + parity, 2, n) for first, n in self.pair_parts for parity in range(2)
+            ]
         else:
             self.feature_parts = plain_parts(self.d)
             if self.d % QUADRANT == 0 and PARTITIONS % self.d == 0:
@@ -100,8 +107,9 @@ class KeyRows:
         if self.pairs:
             half, columns = d // 2, stage.shape[1] // 2
             return [
-                stage.ap([[columns, PARTITIONS], [1, half]], offset=j * half, dtype=self.dtype)
+                stage.ap([[columns, PARTITIONS], [1, n]], offset=j * half + first, dtype=self.dtype)
                 for j in range(tokens)
+                for first, n in self.pair_parts
             ]
         if self.pack > 1:
             width = self.pack * d
@@ -116,9 +124,10 @@ class KeyRows:
         self, keys: nl.NkiTensor, place: int, chunk: int, height: int
     ) -> Iterator[Operand]:
         if self.pairs:
+            token, part = divmod(chunk, len(self.pair_parts))
             for parity in range(2):
                 view = transposed_operand(keys, place, height, parity, self.cache.dtype)
-                yield Operand(view, parity, chunk, 1)
+                yield Operand(view, 2 * part + parity, token, 1)
             return
         token, part = divmod(chunk, len(self.feature_parts))
         view = transposed_operand(keys, place, height, None, self.dtype)

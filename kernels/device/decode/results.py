@@ -20,16 +20,16 @@ def store_outputs(
     real: nl.NkiTensor,  # n x d uint8: whether the row is a real query, looked at with several
 ) -> None:
     """Normalise n <= 128 columns and scatter them as rows of the result."""
-    count, d = rows[0].shape[0], args.d
-    place = 0
-    for each in [*sums[2:], *sums[:2]]:
-        height = each.shape[0]
-        nisa.nc_transpose(
-            dst=bank[0:count, place : place + height], data=each, engine=nisa.engine.tensor
-        )
-        place += height
+    count, d = rows[0].shape[0], args.value_dim
     both = nl.ndarray((count, 2), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=both, src=bank[0:count, d : d + 2])
+    if d + 2 > bank.shape[1]:
+        # Maxima and sums leave the bank before the widest outputs fill it.
+        turn(bank[0:count, 0:2], sums[:2])
+        nisa.tensor_copy(dst=both, src=bank[0:count, 0:2])
+        turn(bank[0:count, 0:d], sums[2:])
+    else:
+        turn(bank[0:count, 0 : d + 2], [*sums[2:], *sums[:2]])
+        nisa.tensor_copy(dst=both, src=bank[0:count, d : d + 2])
     row_max, total = both[:, 0:1], both[:, 1:2]
     sink: nl.NkiTensor | None = None
     if args.sinks is not None:
@@ -65,6 +65,15 @@ def store_outputs(
         src=result,
         oob_mode=nisa.oob_mode.skip,
     )
+
+
+def turn(dst: nl.NkiTensor, columns: list[nl.NkiTensor]) -> None:
+    """Columns [height, n] as rows side by side, PSUM [n, sum of heights]."""
+    place = 0
+    for each in columns:
+        height = each.shape[0]
+        nisa.nc_transpose(dst=dst[:, place : place + height], data=each, engine=nisa.engine.tensor)
+        place += height
 
 
 def scaled_maxima(

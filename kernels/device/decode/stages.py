@@ -16,18 +16,21 @@ class Stages:
     """Staging tiles, which keep their contents over trips: runs of index -1 are not loaded."""
 
     def __init__(self, args: DecodeArguments, key_dtype: str, num_parts: int) -> None:
-        d = args.d
         count = min(STAGES, args.tiles)
 
-        def new(tokens: int, dtype: str) -> nl.NkiTensor:
-            return nl.ndarray((PARTITIONS, tokens * d), dtype=dtype, buffer=nl.sbuf)
+        def new(tokens: int, width: int, dtype: str) -> nl.NkiTensor:
+            return nl.ndarray((PARTITIONS, tokens * width), dtype=dtype, buffer=nl.sbuf)
 
-        self.keys = [new(args.tokens, key_dtype) for _ in range(count)]
-        self.values = [new(args.tokens, args.v_cache.dtype) for _ in range(count)]
-        self.edge_keys = [new(args.edge_tokens, key_dtype) for _ in range(num_parts)]
-        self.edge_values = [new(args.edge_tokens, args.v_cache.dtype) for _ in range(num_parts)]
+        self.keys = [new(args.tokens, args.d, key_dtype) for _ in range(count)]
+        self.edge_keys = [new(args.edge_tokens, args.d, key_dtype) for _ in range(num_parts)]
+        # Values that are features of the keys lie where the keys do.
+        self.values, self.edge_values = self.keys, self.edge_keys
+        if args.v_cache is not None:
+            width, dtype = args.value_dim, args.v_cache.dtype
+            self.values = [new(args.tokens, width, dtype) for _ in range(count)]
+            self.edge_values = [new(args.edge_tokens, width, dtype) for _ in range(num_parts)]
         self.queries = [
-            nl.ndarray((count * args.rows, d), dtype=args.q.dtype, buffer=nl.sbuf)
+            nl.ndarray((count * args.rows, args.d), dtype=args.q.dtype, buffer=nl.sbuf)
             for _, count in args.parts
         ]
 
@@ -41,7 +44,8 @@ class Stages:
             self.edge_keys + self.keys, self.edge_values + self.values, strict=True
         ):
             fill(keys, zeros, nl.bfloat16, nisa.engine.vector)
-            fill(values, zeros, nl.float32, nisa.engine.scalar)
+            if values is not keys:
+                fill(values, zeros, nl.float32, nisa.engine.scalar)
 
 
 def fill(tile: nl.NkiTensor, zeros: nl.NkiTensor, dtype: str, engine: nisa.engine) -> None:

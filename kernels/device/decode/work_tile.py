@@ -43,7 +43,7 @@ class Batch:
         self, args: DecodeArguments, constants: Constants, stages: Stages, lists: Lists
     ) -> None:
         self.args, self.constants, self.stages, self.lists = args, constants, stages, lists
-        self.psum = Psum(args.q.dtype)
+        self.psum = Psum(args.q.dtype, len(args.feature_parts))
         self.columns = args.segments * args.rows
         self.tile_columns = self.columns // args.tiles
         width = self.psum.transposed[0].shape[1]
@@ -93,9 +93,9 @@ class Batch:
             args.keys.gather(lists.column(0, part), stage, e)
         for tile in range(len(stages.keys)):
             self.gather(tile)
-            if tile == 0:
+            if tile == 0 and args.v_cache is not None:
                 for part, stage in enumerate(stages.edge_values):
-                    gather_runs(args.v_cache, lists.column(0, part), stage, e * d)
+                    gather_runs(args.v_cache, lists.column(0, part), stage, e * args.value_dim)
 
     def query_columns(self) -> list[nl.NkiTensor]:
         """Query columns of each feature part, [features, (pack, segment, row)].
@@ -153,7 +153,9 @@ class Batch:
         args, rows = self.args, self.lists.indices[:, tile : tile + 1]
         stage = tile % len(self.stages.keys)
         args.keys.gather(rows, self.stages.keys[stage], args.tokens)
-        gather_runs(args.v_cache, rows, self.stages.values[stage], args.tokens * args.d)
+        if args.v_cache is not None:
+            width = args.tokens * args.value_dim
+            gather_runs(args.v_cache, rows, self.stages.values[stage], width)
 
     def scores(
         self,
@@ -293,7 +295,7 @@ class Batch:
         for part, (first, number) in enumerate(args.feature_parts):
             bank = self.psum.outputs[part]
             for token in range(tokens):
-                at = token * args.d + first
+                at = token * (values.shape[1] // tokens) + first
                 nisa.nc_matmul(
                     dst=bank[0:number, 0:count], stationary=values[:, at : at + number],
                     moving=weights[:, token * count : (token + 1) * count], accumulate=token > 0,
@@ -357,7 +359,8 @@ class Batch:
 
     def seen_tokens(self, part: int, stage: nl.NkiTensor) -> nl.NkiTensor:
         """Edge tokens [128, (token, d)], zero where no query sees them: NaN may lie there."""
-        flags, e, d = self.lists.flags, self.args.edge_tokens, self.args.d
+        flags, e = self.lists.flags, self.args.edge_tokens
+        d = stage.shape[1] // e
         kept = nl.ndarray(stage.shape, dtype=stage.dtype, buffer=nl.sbuf)
         nisa.select_reduce(
             dst=kept,
