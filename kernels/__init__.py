@@ -38,11 +38,12 @@ from .launch_prefill import (
 )
 from .launch_write import prepare_write_kv_cache, write_kv_cache
 from .options import AttentionOptions, DecodeOptions, PlanOptions, SegmentedOptions
+from .varlen import varlen_attention
 
 __all__ = [
     "AttentionOptions", "DecodeOptions", "DecodePlan", "Launch", "PlanOptions", "SegmentedOptions",
     "fp8_for_device", "merge_attention", "padded_prefill", "paged_decode",
     "prepare_merge_attention", "prepare_padded_prefill", "prepare_paged_decode",
     "prepare_segmented_attention", "prepare_write_kv_cache", "run", "segmented_attention",
-    "write_kv_cache",
+    "varlen_attention", "write_kv_cache",
 ]  # fmt: skip

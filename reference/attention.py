@@ -146,6 +146,35 @@ def segmented_attention(
     return (out, lse) if return_lse else out
 
 
+def varlen_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_tables: Array,
+    prior_tokens: Array,
+    cu_seqlens: Array,
+    *,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """Attention of the chunks of P prompts, rows cu_seqlens[p] .. cu_seqlens[p + 1] - 1 each.
+
+    q [H, N, d], k, v [KV, N, d], block_tables [P, W], prior_tokens [P]; options of
+    `segmented_attention`. Returns out [H, N, d], with return_lse and lse [H, N].
+    """
+    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    for prompt, prior in enumerate(prior_tokens.tolist()):
+        rows = slice(cu_seqlens[prompt], cu_seqlens[prompt + 1])
+        count = int(cu_seqlens[prompt + 1] - cu_seqlens[prompt])
+        out[:, rows], lse[:, rows] = segmented_attention(
+            q[:, rows], k[:, rows], v[:, rows], k_cache, v_cache, block_tables[prompt], prior,
+            count, **options, return_lse=True,
+        )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
 def paged_decode(
     q: Array,
     k_cache: Array,
