@@ -215,13 +215,56 @@ def test_a_token_before_the_prompt_is_computed_is_refused(kind: type[Scheduler])
     scheduler.check_integrity()
 
 
-def test_an_output_that_names_a_request_twice_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("req_ids", "tokens", "reason"),
+    [
+        (["a", "b"], [[7]], "2 req_ids but 1 sampled_token_ids"),
+        (["a", "a"], [[7], [8]], r"req_ids=\['a', 'a'\]: must name each request once"),
+        (["a", "b", "x"], [[7], [8], [9]], "has 'x': the step does not compute it"),
+        (["b"], [[8]], "lacks 'a': must hold every request that samples"),
+        (["a", "b"], [[7], []], r"sampled_token_ids=\[\] of 'b': must be 1 to 1 tokens"),
+    ],
+)
+def test_an_output_of_other_requests_than_the_step_has_is_refused(
+    req_ids: list[str], tokens: list[list[int]], reason: str
+) -> None:
     scheduler = make()
-    scheduler.add_request(Request("a", [1, 2, 3], 2))
+    requests = [add(scheduler, name, 3) for name in "ab"]
     step = scheduler.schedule()
-    with pytest.raises(ValueError, match="must name each request once"):
-        scheduler.update_from_output(step, ModelRunnerOutput(["a", "a"], [[7], [8]]))
-    assert scheduler.requests["a"].output_token_ids == []
+    with pytest.raises(ValueError, match=reason):
+        scheduler.update_from_output(step, ModelRunnerOutput(req_ids, tokens))
+    assert [request.output_token_ids for request in requests] == [[], []]
+    # In any order, and a request that is gone may be missing.
+    third = add(scheduler, "c", 3)
+    scheduler.update_from_output(step, ModelRunnerOutput(["b", "a"], [[8], [7]]))
+    assert [request.output_token_ids for request in requests] == [[7], [8]]
+    step = scheduler.schedule()
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    scheduler.update_from_output(step, ModelRunnerOutput(["c", "b"], [[3], [9]]))
+    assert [request.output_token_ids for request in (requests[1], third)] == [[8, 9], [3]]
+
+
+def test_steps_come_back_in_order() -> None:
+    scheduler = make(AsyncScheduler)
+    a = add(scheduler, "a", 3)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    tokens = ModelRunnerOutput(["a"], [[7]])
+    with pytest.raises(ValueError, match="must be the oldest step in flight"):
+        scheduler.update_from_output(second, tokens)
+    assert a.output_token_ids == []
+    for step in (first, second):
+        scheduler.update_from_output(step, tokens)
+    with pytest.raises(ValueError, match="must be the oldest step in flight"):
+        scheduler.update_from_output(second, tokens)
+    assert a.output_token_ids == [7, 7]
+
+
+def test_a_step_without_work_brings_no_tokens() -> None:
+    scheduler = make()
+    step = scheduler.schedule()
+    with pytest.raises(ValueError, match="has 'a': the step does not compute it"):
+        scheduler.update_from_output(step, ModelRunnerOutput(["a"], [[7]]))
+    assert scheduler.update_from_output(step, ModelRunnerOutput([], [])) == []
 
 
 def test_a_flag_is_true_or_false() -> None:

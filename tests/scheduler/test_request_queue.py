@@ -1,10 +1,12 @@
 """Waiting queues keep their order whatever is taken out of their middle."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segattn.scheduler import Request
-from segattn.scheduler.request_queue import create_request_queue
+from segattn.scheduler.config import POLICIES
+from segattn.scheduler.request_queue import PriorityRequestQueue, create_request_queue
 
 PRIORITIES = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
@@ -23,6 +25,45 @@ def test_a_priority_queue_stays_in_order_when_requests_leave_its_middle(
 
 def test_a_priority_queue_is_put_in_order_again_after_a_removal() -> None:
     check_order_without([0, 1, 5, 2, 3, 6, 7], [1])  # the rest of this heap is none: 5 before 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(priorities=PRIORITIES, data=st.data())
+def test_a_queue_is_the_list_that_it_stands_for(
+    policy: str, priorities: list[int], data: st.DataObject
+) -> None:
+    queue, expected = create_request_queue(policy), list[Request]()
+    with pytest.raises(IndexError):
+        queue.peek_request()
+    for request in requests_of(priorities):
+        at_head = data.draw(st.booleans())
+        (queue.prepend_request if at_head else queue.add_request)(request)
+        expected.insert(0 if at_head else len(expected), request)
+        if policy == "priority":
+            expected.sort(key=lambda each: (each.priority, each.request_id))
+        if data.draw(st.integers(0, 2)) == 0:
+            left = queue.pop_request()
+            assert left is expected.pop(0)
+            assert left not in queue
+        assert (list(queue), len(queue), bool(queue)) == (expected, len(expected), bool(expected))
+        assert all(each in queue for each in expected)
+        assert not expected or queue.peek_request() is expected[0]
+    for each in expected:
+        assert queue.pop_request() is each
+    with pytest.raises(IndexError):
+        queue.pop_request()
+
+
+def test_a_heap_forgets_requests_that_left_its_middle() -> None:
+    queue = PriorityRequestQueue()
+    requests = requests_of([0, *range(1, 500)])
+    for request in requests:
+        queue.add_request(request)
+    queue.remove_requests(requests[10:])
+    assert len(queue._heap) == 10
+    queue.remove_requests(requests[1:10])
+    assert len(queue._heap) == 10, "a few may stay: to forget them costs time"
+    assert list(queue) == requests[:1]
 
 
 def test_a_request_has_priority_0_unless_it_says_otherwise() -> None:

@@ -30,6 +30,7 @@ from segattn.scheduler.testing.machine import Campaign, machine
 from segattn.scheduler.testing.replay import replay
 from segattn.scheduler.testing.trace import TraceDriver, make_scheduler
 from segattn.scheduler.testing.trace_file import read_traces, write_traces
+from segattn.scheduler.testing.trial import failure_of
 
 try:
     import pytest
@@ -177,7 +178,10 @@ def explored_worlds() -> list[World]:
 
 
 def passes_run(trace: dict[str, Any]) -> bool:
-    """Whether a run of the fuzzer ends as it did, with its integrity after every event."""
+    """Whether a run of the fuzzer keeps the rules, or goes as it did and with integrity."""
+    if trace["judge"] == "invariants":
+        parts = trace["config"], trace["policy"], trace["events"], trace["judge"]
+        return failure_of(Subject.own(trace["kind"]), *parts) is None
     driver = TraceDriver(make_scheduler(trace["kind"], trace["config"], trace["policy"]))
     for event in trace["events"]:
         if driver.apply(event) != event:
@@ -226,9 +230,12 @@ def _write_fuzzer_runs(path: Path, kinds: Sequence[str], rounds: int) -> None:
     documented = asdict(NeuronRules.documented())
     variants: list[tuple[str, dict[str, Any]]] = [(kind, {}) for kind in kinds]
     variants += [(kind, documented) for kind in kinds if "neuron" in kind]
+    campaigns = [
+        *(Campaign(Subject.own(kind), "model", {}, policy, True) for kind, policy in variants),
+        *(Campaign(Subject.own(kind), keeps_runs=True) for kind in kinds),
+    ]
     runs: list[dict[str, Any]] = []
-    for kind, policy in variants:
-        campaign = Campaign(Subject.own(kind), "model", policy=policy, keeps_runs=True)
+    for campaign in campaigns:
         for number in range(rounds):
             run_round(machine(campaign), number)
         runs += campaign.runs
