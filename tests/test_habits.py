@@ -40,8 +40,11 @@ def test_a_dependency_without_lower_bound_is_refused() -> None:
 
 ROOT = Path(__file__).parents[1]
 MOST_PARAMETERS = 8
-LONGER = {"kernels/aws_segmented.py:attention_segmented_cte"}
-"""AWS's own signature."""
+LONGER = {
+    "kernels/aws_segmented.py:attention_segmented_cte",
+    "kernels/vllm_neuron.py:segmented_attention",
+}
+"""Signatures of AWS and of vLLM Neuron."""
 
 
 def parameters(path: Path) -> Iterator[tuple[str, int]]:
