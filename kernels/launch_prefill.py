@@ -38,7 +38,9 @@ from .validation import (
     check_integers,
     check_queries,
     check_segment_size,
+    check_shape,
     check_softmax,
+    check_value_dim,
     check_window,
     check_written_rows,
     device_fp8,
@@ -108,11 +110,15 @@ def _check_chunk(
     own: dict[str, Array] = {}
     if k is None or v is None:
         check_cross(k, v, causal, options["softmax"])
-        check_queries(q)
+        check_shape("v_cache", v_cache, (None, None, None, None))
+        value_dim = v_cache.shape[3]
+        check_queries(q, value_dim)
+        check_value_dim("v_cache", value_dim, q.shape[2])
     else:
         check_chunk(q, k, v)
+        value_dim = v.shape[2]
         num_kv_heads, own = k.shape[0], {"k": k, "v": v}
-    check_caches(k_cache, v_cache, num_kv_heads, q.shape[2], options["k_pre_transposed"])
+    check_caches(k_cache, v_cache, num_kv_heads, q.shape[2], options["k_pre_transposed"], value_dim)
     queries_per_kv_head(q.shape[0], k_cache.shape[1])
     check_dtypes(q.dtype, own, {"k_cache": k_cache, "v_cache": v_cache})
     num_rows = q.shape[1]
@@ -122,7 +128,7 @@ def _check_chunk(
     most_tokens = (table_blocks or 0) * v_cache.shape[2] + q.shape[1]
     if window is not None and window >= most_tokens:
         window = None
-    mode = check_softmax(options["softmax"], q, most_tokens) if own else "exact"
+    mode = check_softmax(options["softmax"], q, value_dim, most_tokens) if own else "exact"
     factors = check_factors(options, kind, q, k_cache, v_cache)
     softmax = SoftmaxArguments(
         factors.numbers, window, "exact", bool(options["return_lse"]), bool(causal)
@@ -159,7 +165,8 @@ def prepare_padded_prefill(
     check_apart(k_rows, v_rows, q=q_, k=k_, v=v_)
     slots = check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
-    check_written_rows(k_)
+    check_written_rows("k", k_)
+    check_written_rows("v", v_)
     check_padding_slots(slots, int(chunk.count[0, 0]))
     before = [cache.copy() for cache in (k_rows, v_rows)] if chunk.mode == "bounded" else []
 
@@ -178,7 +185,7 @@ def prepare_padded_prefill(
     slots = chunk.caches.slots(slots)
     slots = np.pad(slots, (0, chunk.k.shape[1] - len(slots)), constant_values=PAD_SLOT_ID)
     writes, key_writes = write_arguments(
-        slots, chunk.k, chunk.caches.page_size, options["k_pre_transposed"]
+        slots, chunk.k, v_.shape[2], chunk.caches.page_size, options["k_pre_transposed"]
     )
     arrays = (
         *chunk.arrays, *writes, chunk.count, chunk.first_softmax, *chunk.scales, *key_writes,

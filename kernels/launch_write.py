@@ -15,6 +15,7 @@ from .validation import (
     check_dtypes,
     check_integers,
     check_shape,
+    check_value_rows,
     check_written_rows,
     device_fp8,
 )
@@ -41,16 +42,17 @@ def prepare_write_kv_cache(
     k_, v_, slots = map(kind.read, (k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
     check_shape("k", k_, (None, None, None), "KV, T, d")
-    check_shape("v", v_, k_.shape)
-    check_written_rows(k_)
-    check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed)
+    check_value_rows(v_, k_)
+    check_written_rows("k", k_)
+    check_written_rows("v", v_)
+    check_caches(k_rows, v_rows, k_.shape[0], k_.shape[2], k_pre_transposed, v_.shape[2])
     check_dtypes(k_.dtype, {"v": v_}, {"k_cache": k_rows, "v_cache": v_rows})
     check_apart(k_rows, v_rows, k=k_, v=v_)
     caches = written_in_place(k_rows, v_rows, k_pre_transposed)
     slots = check_integers("slot_mapping", slots, (k_.shape[1],))
     check_slots(slots, v_rows)
     writes, key_writes = write_arguments(
-        caches.slots(slots), k_, caches.page_size, k_pre_transposed
+        caches.slots(slots), k_, v_.shape[2], caches.page_size, k_pre_transposed
     )
     arrays = (
         k_, v_, device_fp8(caches.k), device_fp8(caches.v), *writes,

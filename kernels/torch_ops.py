@@ -32,9 +32,9 @@ _OPTIONS = (
 )
 
 
-def _attention(q: Any, *others: Any) -> Any:
-    """The result's shape, dtype and strides."""
-    return q.new_empty(q.shape)
+def _attention(q: Any, k: Any, v: Any, *others: Any) -> Any:
+    """The result of a prefill: rows as wide as values."""
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 def _decoded(q: Any, k_cache: Any, v_cache: Any, *others: Any) -> Any:

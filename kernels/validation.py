@@ -164,15 +164,34 @@ def check_chunk(q: Array, k: Array, v: Array) -> None:
     """Q [H, S, d] and k, v [KV, S, d] belong together, and the chunk fits SBUF."""
     check_shape("q", q, (None, None, None))
     check_shape("k", k, (None, q.shape[1], q.shape[2]))
-    check_shape("v", v, k.shape)
+    check_value_rows(v, k)
     queries_per_kv_head(q.shape[0], k.shape[0])
-    check_queries(q)
+    check_queries(q, v.shape[2])
 
 
-def check_queries(q: Array) -> None:
-    """Q [H, S, d]: a head's rows fit SBUF."""
+def check_value_rows(v: Array, k: Array) -> None:
+    """V [KV, T, dv] belongs to k [KV, T, d]."""
+    check_shape("v", v, (*k.shape[:2], None))
+    check_value_dim("v", v.shape[2], k.shape[2])
+
+
+def check_value_dim(name: str, value_dim: int, key_dim: int) -> None:
+    """Values take no more parts of 128 features than keys."""
+    if value_dim == key_dim:
+        return
+    check_head_dim(f"{name}: head size", value_dim)
+    most = -(-key_dim // PARTITIONS) * PARTITIONS
+    if value_dim > most:
+        raise ValueError(
+            f"{name}: head size {value_dim} must be at most {most} for keys of {key_dim}"
+        )
+
+
+def check_queries(q: Array, value_dim: int) -> None:
+    """Q [H, S, d]: a head's rows, with values of `value_dim` features, fit SBUF."""
     check_shape("q", q, (None, None, None))
-    most = min(MOST_ROWS, CHUNK_BYTES // (padded_features(q.shape[2]) * q.dtype.itemsize))
+    features = max(padded_features(q.shape[2]), value_dim)
+    most = min(MOST_ROWS, CHUNK_BYTES // (features * q.dtype.itemsize))
     most -= most % PARTITIONS
     if q.shape[1] > most:
         raise ValueError(f"q: S={q.shape[1]} must be at most {most}")
@@ -188,19 +207,19 @@ def check_cross(k: Array | None, v: Array | None, causal: bool, softmax: str) ->
     check_choice("softmax without k and v", softmax, ("auto", "exact"))
 
 
-def check_written_rows(k: Array) -> None:
-    """The rows k [KV, T, d] of one cache write fit a program and SBUF."""
+def check_written_rows(name: str, k: Array) -> None:
+    """The rows [KV, T, d] of one cache write fit a program and SBUF."""
     num_kv_heads, num_tokens, head_dim = k.shape
     if num_kv_heads * head_dim > WIDEST_TOKEN:
         raise ValueError(
-            f"k: {num_kv_heads} KV heads of head_dim={head_dim} must have at most {WIDEST_TOKEN} "
-            "elements together"
+            f"{name}: {num_kv_heads} KV heads of head_dim={head_dim} must have at most "
+            f"{WIDEST_TOKEN} elements together"
         )
     most = MOST_WRITTEN_ROWS // (num_kv_heads + 4)
     if num_tokens > most:
         raise ValueError(
-            f"k: T={num_tokens} must be at most {most} for {num_kv_heads} KV heads: store longer "
-            "chunks in several calls"
+            f"{name}: T={num_tokens} must be at most {most} for {num_kv_heads} KV heads: store "
+            "longer chunks in several calls"
         )
 
 
@@ -253,14 +272,14 @@ def check_cores(lnc: SupportsIndex) -> int:
     return cores
 
 
-def check_softmax(softmax: str, q: Array, most_tokens: int) -> str:
+def check_softmax(softmax: str, q: Array, value_dim: int, most_tokens: int) -> str:
     """The mode that a prefill kernel runs in: "exact", "bounded" or "auto".
 
     most_tokens: of prior and chunk together in any call of these shapes.
     """
     check_choice("softmax", softmax, SOFTMAX_MODES)
     _, num_rows, head_dim = q.shape
-    chunk_bytes = num_rows * padded_features(head_dim) * q.dtype.itemsize
+    chunk_bytes = num_rows * max(padded_features(head_dim), value_dim) * q.dtype.itemsize
     boundable = q.dtype != np.float16 and chunk_bytes <= BOUNDED_CHUNK_BYTES
     if softmax == "bounded" and not boundable:
         raise ValueError(

@@ -83,10 +83,10 @@ def padded_prefill(
 
     Returns (out [H, S, d], k_cache, v_cache); the caches are updated in place.
     """
-    nothing = np.empty((0, k_cache.shape[1], 1, k.shape[2]))
+    no_keys, no_values = (np.empty((0, k_cache.shape[1], 1, each.shape[2])) for each in (k, v))
     no_blocks = np.empty(0, np.int32)
     out, lse = segmented_attention(
-        q, k, v, nothing, nothing, no_blocks, 0, num_tokens,
+        q, k, v, no_keys, no_values, no_blocks, 0, num_tokens,
         causal=causal, scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks,
         return_lse=True,
     )  # fmt: skip
@@ -127,7 +127,7 @@ def segmented_attention(
     if k is None or v is None:
         k, v, num_own = k_cache[:0, :, 0].swapaxes(0, 1), v_cache[:0, :, 0].swapaxes(0, 1), 0
     group = queries_per_kv_head(num_q_heads, k.shape[0])
-    out, lse = np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)
+    out, lse = np.zeros((*q.shape[:-1], v_cache.shape[3])), np.full(q.shape[:-1], -np.inf)
     for head in range(num_q_heads):
         kv_head = head // group
         prior_positions, prior_k, prior_v = _cached_rows(

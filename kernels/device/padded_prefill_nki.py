@@ -79,7 +79,7 @@ def padded_prefill_kernel(
 ) -> tuple[nl.NkiTensor, ...]:
     """Attention [H, S, d] of the chunk over itself, caches, flags [cores, H], lse [H, S]."""
     softmax = SoftmaxArguments.of(softmax)
-    out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray((*q.shape[:2], v.shape[2]), dtype=q.dtype, buffer=nl.shared_hbm)
     keys = Source(k, k_cache, k_scales, writes, run)
     if key_writes is not None:
         keys = Source(k, k_cache, k_scales, key_writes, key_run, pre_transposed=True)
@@ -110,7 +110,7 @@ def chunk_attention_kernel(
 ) -> tuple[nl.NkiTensor, ...]:
     """padded_prefill_kernel without its cache write and the caches."""
     softmax = SoftmaxArguments.of(softmax)
-    out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray((*q.shape[:2], v.shape[2]), dtype=q.dtype, buffer=nl.shared_hbm)
     prefill = Prefill(
         ChunkArguments(q, (k, v), num_tokens, sinks, out, new_lse(q, softmax.with_lse)),
         softmax,

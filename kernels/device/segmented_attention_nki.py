@@ -76,7 +76,7 @@ def segmented_attention_kernel(
     assert kv_segment_size % PARTITIONS == 0, "kv_segment_size must be a multiple of 128"
     assert kv_segment_size % v_cache.shape[2] == 0, "kv_segment_size must be whole blocks"
     softmax = SoftmaxArguments.of(softmax)
-    out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, buffer=nl.shared_hbm)
     tokens = None
     if window_slots is not None:
         tokens = WindowTokens(window_slots, window_blocks, window_seen)

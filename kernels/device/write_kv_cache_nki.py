@@ -40,10 +40,10 @@ def write_kv_cache_kernel(
     key_run: int = 0,  # [num_blocks, KV, d, block_size]
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Store k and v; returns the caches."""
-    assert k.shape == v.shape, "k and v must have one shape"
+    assert k.shape[:2] == v.shape[:2], "k and v must have the same heads and tokens"
     keys = Source(k, k_cache, k_scales, writes, run)
     if key_writes is None:
-        assert k_cache.shape == v_cache.shape, "k_cache and v_cache must have one shape"
+        assert k_cache.shape[:3] == v_cache.shape[:3], "caches must have the same blocks"
     else:
         keys = Source(k, k_cache, k_scales, key_writes, key_run, pre_transposed=True)
     writes_left = [keys.work(), Source(v, v_cache, v_scales, writes, run).work()]

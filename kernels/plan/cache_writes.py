@@ -42,13 +42,14 @@ class CacheWrites:
 
 
 def write_arguments(
-    slots: Array, k: Array, block_size: int, k_pre_transposed: bool
+    slots: Array, k: Array, value_dim: int, block_size: int, k_pre_transposed: bool
 ) -> tuple[tuple[Array, int], tuple[Array, int] | tuple[()]]:
     """The indices and `run` for what lies in rows of keys and values [KV, T, d], and those for
     pre-transposed keys.
     """
     num_kv_heads, _, d = k.shape
-    rows = row_writes(slots, num_kv_heads, block_size, run_tokens(block_size, d * k.itemsize))
+    run = run_tokens(block_size, max(d, value_dim) * k.itemsize)
+    rows = row_writes(slots, num_kv_heads, block_size, run)
     if not k_pre_transposed:
         return (rows.indices, rows.run), ()
     parts = column_parts(d, block_size, k.itemsize)

@@ -188,7 +188,7 @@ class Prefill:
     def _new_work(self, softmax: Softmax, group: QGroup, prior: Prior | None) -> _Work:
         """What a q_group needs on the chip; `prior` is what its pass sees of the cache."""
         chunk = self._chunk
-        queries = QueryTiles(group, chunk.q.shape[2], chunk.q.dtype, self._band)
+        queries = QueryTiles(group, chunk.q.shape[2], chunk.out.shape[2], chunk.q.dtype, self._band)
         if group.kv_head not in self._keys:
             self._keys[group.kv_head] = ChunkKeys(
                 chunk.own, group.kv_head, self._every_valid, queries,

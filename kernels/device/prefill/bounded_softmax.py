@@ -181,7 +181,7 @@ class BoundedSoftmax(Softmax):
         """P V of the oldest iteration in flight; after a q_block's last one, its accumulator."""
         iteration = self._in_flight.pop(0)
         queries = iteration.queries
-        width = queries.d + 1
+        width = queries.value_dim + 1
         if iteration.is_first:
             self._sums = {}
         for t in range(iteration.begin, iteration.end):

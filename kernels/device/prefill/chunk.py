@@ -38,8 +38,9 @@ class ChunkKeys:
         num_tiles = 0 if own is None else own[0].shape[1] // PARTITIONS
         self._own, self._kv_head, self._every_valid = own, kv_head, every_valid
         self._dtype = like.dtype
-        pieces = new_pieces(num_tiles, like.d, like.dtype)
-        self.kv = KvTiles(pieces, like.d, num_tiles, ScoreScale(scale, -scale), 0, absent)
+        pieces = new_pieces(num_tiles, like.d, like.value_dim, like.dtype)
+        self._d = like.d
+        self.kv = KvTiles(pieces, like.value_dim, num_tiles, ScoreScale(scale, -scale), 0, absent)
         self.made = 0
         """Pieces that the q_groups so far have made."""
         self._loaded: dict[int, tuple[nl.NkiTensor, nl.NkiTensor]] = {}
@@ -55,7 +56,7 @@ class ChunkKeys:
         first, count = self._range(piece)
         rows = []
         for hbm in self._own:
-            rows.append(sbuf((PARTITIONS, count * self.kv.d), hbm.dtype))
+            rows.append(sbuf((PARTITIONS, count * hbm.shape[2]), hbm.dtype))
             nisa.dma_copy(
                 dst=rows[-1], src=row_tile_view(hbm, self._kv_head, 1, first, count),
                 dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar,
@@ -66,7 +67,7 @@ class ChunkKeys:
         """Make the padding rows of the keys zero."""
         first, count = self._range(piece)
         keys, values = self._loaded[piece]
-        valid = each_element(self._every_valid, first, count, self.kv.d)
+        valid = each_element(self._every_valid, first, count, self._d)
         real = sbuf(keys.shape, self._dtype)
         nisa.select_reduce(dst=real, predicate=valid, on_true=keys, on_false=0.0)
         self._loaded[piece] = (real, values)

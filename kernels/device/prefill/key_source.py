@@ -101,10 +101,12 @@ class Stage(ABC):
 
     keys: StagedKeys
 
-    def __init__(self, runs: int, tiles: int, d: int, v_dtype: str, options: StageOptions) -> None:
+    def __init__(
+        self, runs: int, tiles: int, value_dim: int, v_dtype: str, options: StageOptions
+    ) -> None:
         self.options = options
-        self.d = d
-        self.values = sbuf((PARTITIONS, tiles * d), v_dtype)
+        self.value_dim = value_dim
+        self.values = sbuf((PARTITIONS, tiles * value_dim), v_dtype)
         blocks = sbuf((PARTITIONS, runs), nl.int32)
         self.facts = Facts(blocks, sbuf((PARTITIONS, tiles), nl.uint8))
 
@@ -136,7 +138,7 @@ class Stage(ABC):
                 yield i
             self.keys.write_columns(first, count, kv.pieces[i].keys)
             yield i
-            rows = self.values[:, first * self.d : (first + count) * self.d]
+            rows = self.values[:, first * self.value_dim : (first + count) * self.value_dim]
             values_with_ones(rows, self.facts.present, first, count, kv.pieces[i].values)
             yield i + 1
         for _ in self.fetch():

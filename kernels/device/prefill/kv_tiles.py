@@ -18,14 +18,14 @@ class KvPiece:
 
     keys: Columns
     values: nl.NkiTensor
-    """[128, tiles * (d + 1)]: values, each row with a one behind it; zero where absent."""
+    """[128, tiles * (value_dim + 1)]: values, each row with a one behind it; zero where absent."""
 
 
-def new_pieces(num_tiles: int, d: int, dtype: str) -> list[KvPiece]:
+def new_pieces(num_tiles: int, d: int, value_dim: int, dtype: str) -> list[KvPiece]:
     """Unwritten pieces of some kv_tiles."""
     sizes = [min(PIECE_TILES, num_tiles - t) for t in range(0, num_tiles, PIECE_TILES)]
     return [
-        KvPiece(new_columns(size, d, dtype), sbuf((PARTITIONS, size * (d + 1)), dtype))
+        KvPiece(new_columns(size, d, dtype), sbuf((PARTITIONS, size * (value_dim + 1)), dtype))
         for size in sizes
     ]
 
@@ -35,7 +35,7 @@ class KvTiles:
     """kv_tiles of a chunk or of a segment of the prior."""
 
     pieces: list[KvPiece]
-    d: int
+    value_dim: int
     count: int
     scale: ScoreScale
     """Of the raw scores against these keys."""
@@ -59,9 +59,10 @@ class KvTiles:
         ]
 
     def values(self, tile: int) -> nl.NkiTensor:
-        """[128, d + 1] of a kv_tile."""
-        first = tile % PIECE_TILES * (self.d + 1)
-        return self.pieces[tile // PIECE_TILES].values[:, first : first + self.d + 1]
+        """[128, value_dim + 1] of a kv_tile."""
+        width = self.value_dim + 1
+        first = tile % PIECE_TILES * width
+        return self.pieces[tile // PIECE_TILES].values[:, first : first + width]
 
     def mask(self, first: int, end: int) -> nl.NkiTensor | None:
         """Of some kv_tiles, [1, tiles * 128]."""

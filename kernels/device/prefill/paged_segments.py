@@ -32,6 +32,12 @@ class PagedCache:
     k_pre_transposed: bool
 
     @property
+    def key_dim(self) -> int:
+        """Features of a key."""
+        size: int = self.k_cache.shape[2 if self.k_pre_transposed else 3]
+        return size
+
+    @property
     def block_size(self) -> int:
         """Tokens of a block."""
         size: int = self.v_cache.shape[2]
@@ -54,18 +60,18 @@ class PagedSegments(KeySource):
     """What all segments of a size share: geometry and constant tiles."""
 
     def __init__(self, cache: PagedCache, segment_size: int) -> None:
-        num_blocks, num_kv_heads, block_size, d = cache.v_cache.shape
+        num_blocks, num_kv_heads, block_size, self.value_dim = cache.v_cache.shape
         self.cache = cache
         self.segment_size = segment_size
-        self.d = d
+        self.d = cache.key_dim
         self.tiles = segment_size // PARTITIONS
         self.run = cache_run(block_size, self.tiles)
         self.runs = self.tiles // self.run
         self.runs_per_block = block_size // self.run
         self.num_blocks = segment_size // block_size
         rows = num_blocks * num_kv_heads * self.runs_per_block
-        self.v_runs = cache.v_cache.reshape((rows, self.run * d))
-        self.k_runs = cache.k_cache.reshape((rows, self.run * d))
+        self.v_runs = cache.v_cache.reshape((rows, self.run * self.value_dim))
+        self.k_runs = cache.k_cache.reshape((rows, self.run * self.d))
         self.partition_positions = positions_on_partitions(self.tiles)
         self.run_of_block = sbuf((PARTITIONS, self.runs), nl.int32)
         nisa.iota(self.run_of_block, [[1, self.runs]], offset=0, channel_multiplier=self.runs)
@@ -100,7 +106,7 @@ class PagedSegments(KeySource):
 
     def gather(self, cache_runs: nl.NkiTensor, rows: nl.NkiTensor, stage: nl.NkiTensor) -> None:
         """One gather per run of a partition into [128, tiles * d]."""
-        width = self.run * self.d
+        width = stage.shape[1] // self.runs
         for run in range(self.runs):
             nisa.dma_copy(
                 dst=stage[:, run * width : (run + 1) * width],
@@ -116,7 +122,7 @@ class PagedStage(Stage):
 
     def __init__(self, source: PagedSegments, kv_head: int, options: StageOptions) -> None:
         cache = source.cache
-        super().__init__(source.runs, source.tiles, source.d, cache.v_cache.dtype, options)
+        super().__init__(source.runs, source.tiles, source.value_dim, cache.v_cache.dtype, options)
         self._source, self._kv_head = source, kv_head
         self.walk = Walk(sbuf((1, 1), nl.int32), sbuf((PARTITIONS, 1)))
         self._columns: KeyColumns | None = None

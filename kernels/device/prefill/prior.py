@@ -172,20 +172,21 @@ class _Segments:
     """Segments of one source for all q_groups of a pass, and two sets of kv_tiles."""
 
     def __init__(
-        self, softmax: Softmax, source: KeySource, d: int, dtype: str, has_mask: bool
+        self, softmax: Softmax, source: KeySource, like: QueryTiles, has_mask: bool
     ) -> None:
-        self._softmax, self._d, self._dtype = softmax, d, dtype
+        self._softmax, self._like = softmax, like
         self._has_mask = has_mask
         self._tiles = source.tiles
         self._sets: list[tuple[list[KvPiece], nl.NkiTensor | None]] = []
 
     def _set(self, index: int) -> tuple[list[KvPiece], nl.NkiTensor | None]:
         """Tiles for a segment; every second one takes the same."""
+        like = self._like
         while len(self._sets) <= index % 2:
             mask = None
             if self._has_mask:
                 mask = sbuf((1, self._tiles * PARTITIONS), nl.bfloat16)
-            self._sets.append((new_pieces(self._tiles, self._d, self._dtype), mask))
+            self._sets.append((new_pieces(self._tiles, like.d, like.value_dim, like.dtype), mask))
         return self._sets[index % 2]
 
     def allocate(self, num_items: int) -> None:
@@ -199,7 +200,9 @@ class _Segments:
         kvs = []
         for index, item in enumerate(items):
             pieces, mask = self._set(index)
-            kv = KvTiles(pieces, self._d, self._tiles, item.scale, item.first_tile, mask)
+            kv = KvTiles(
+                pieces, self._like.value_dim, self._tiles, item.scale, item.first_tile, mask
+            )
             kv.making = Pieces(self._make(item, kv))
             kvs.append(kv)
         for index, (item, kv) in enumerate(zip(items, kvs, strict=True)):
@@ -332,7 +335,7 @@ class PriorPass:
     def segments(self, source: KeySource) -> _Segments:
         """Tiles for segments of a source."""
         has_mask = self.softmax.is_exact and not self.prior.has_chunk_form
-        return _Segments(self.softmax, source, self.groups[0].d, self.prior.dtype, has_mask)
+        return _Segments(self.softmax, source, self.groups[0], has_mask)
 
     def begin(self) -> Iterator[None]:
         """Start the first gathers, in portions; loop bounds in registers."""

@@ -13,24 +13,25 @@ from .on_chip import Columns, new_columns, sbuf
 class QueryTiles:
     """Tile by tile: each q_block has tensors of its own, so that one is written beside another.
 
-    An accumulator has d columns of weighted values and the row_sum in its last column.
+    An accumulator has value_dim columns of weighted values and the row_sum in its last column.
     """
 
     group: QGroup
     d: int
+    value_dim: int
     dtype: str
     band: Band
     columns: list[Columns] = field(init=False)
     """Query columns of each q_block."""
     acc: list[nl.NkiTensor] = field(init=False)
-    """[128, q_tiles * (d + 1)] fp32 of each q_block."""
+    """[128, q_tiles * (value_dim + 1)] fp32 of each q_block."""
     neg_max: list[nl.NkiTensor] = field(init=False)
     """[128, 1] fp32 of each q_tile: minus the shift of its scores, times the scale."""
 
     def __post_init__(self) -> None:
         blocks = [self.group.tiles_of(block) for block in range(self.group.num_blocks)]
         self.columns = [new_columns(n, self.d, self.dtype) for n in blocks]
-        self.acc = [sbuf((PARTITIONS, n * (self.d + 1))) for n in blocks]
+        self.acc = [sbuf((PARTITIONS, n * (self.value_dim + 1))) for n in blocks]
         self.neg_max = []
 
     def query(self, t: int, part: int) -> nl.NkiTensor:
@@ -39,9 +40,10 @@ class QueryTiles:
         return self.columns[t // Q_BLOCK_TILES][part][:, first : first + PARTITIONS]
 
     def accumulator(self, t: int) -> nl.NkiTensor:
-        """[128, d + 1] of a q_tile."""
-        first = t % Q_BLOCK_TILES * (self.d + 1)
-        return self.acc[t // Q_BLOCK_TILES][:, first : first + self.d + 1]
+        """[128, value_dim + 1] of a q_tile."""
+        width = self.value_dim + 1
+        first = t % Q_BLOCK_TILES * width
+        return self.acc[t // Q_BLOCK_TILES][:, first : first + width]
 
     def seen(self, t: int, first_tile: int, count: int) -> range:
         """Which of `count` kv_tiles from `first_tile` on a q_tile sees."""
@@ -59,15 +61,15 @@ class QueryTiles:
 
     def scale_values(self, factor: nl.NkiTensor) -> None:
         """Multiply the value columns of the accumulators by a [128, 1] factor, not the row_sums."""
-        width = self.d + 1
+        width = self.value_dim + 1
         for acc in self.acc:
             n = acc.shape[1] // width
-            own = acc.ap([[n * width, PARTITIONS], [width, n], [1, self.d]])
+            own = acc.ap([[n * width, PARTITIONS], [width, n], [1, self.value_dim]])
             nisa.tensor_scalar(dst=own, data=own, op0=nl.multiply, operand0=factor)
 
     def copy_row_sums(self, first: int, end: int, sums: nl.NkiTensor) -> None:
         """Row_sums of some q_tiles into the same columns of `sums` [128, q_tiles]."""
-        width = self.d + 1
+        width = self.value_dim + 1
         for block, acc in enumerate(self.acc):
             begin = block * Q_BLOCK_TILES
             low, high = max(first, begin), min(end, begin + acc.shape[1] // width)
@@ -76,7 +78,7 @@ class QueryTiles:
                     dst=sums[:, low:high],
                     src=acc.ap(
                         [[acc.shape[1], PARTITIONS], [width, high - low]],
-                        offset=(low - begin) * width + self.d,
+                        offset=(low - begin) * width + self.value_dim,
                     ),
                     engine=nisa.engine.vector,
                 )

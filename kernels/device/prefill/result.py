@@ -120,7 +120,7 @@ class GroupResult:
         self._factors(begin, end)
         for first in range(begin, end, self._piece_tiles):
             last = min(first + self._piece_tiles, end)
-            piece = sbuf((PARTITIONS, (last - first) * self._queries.d), self._out.dtype)
+            piece = sbuf((PARTITIONS, (last - first) * self._queries.value_dim), self._out.dtype)
             for t in range(first, last):
                 self._normalise(t, piece, t - first)
                 if (t + 1) % TILES_PER_PORTION == 0 or t + 1 == last:
@@ -183,7 +183,7 @@ class GroupResult:
 
     def _normalise(self, t: int, piece: nl.NkiTensor, place: int) -> None:
         """A q_tile of the result, and the sum of each row, which shows what is not finite."""
-        d = self._queries.d
+        d = self._queries.value_dim
         own = self._queries.accumulator(t)[:, 0:d]
         result = piece[:, place * d : (place + 1) * d]
         factor, total = self._factor[:, t : t + 1], self._result_sum[:, t : t + 1]
@@ -201,7 +201,7 @@ class GroupResult:
     def _store(self, piece: int, result: nl.NkiTensor) -> None:
         """Store the rows of a piece that this core has to store."""
         group = self._queries.group
-        width = group.num_heads * self._queries.d
+        width = group.num_heads * self._queries.value_dim
         first = piece * self._row_tiles
         count = min(self._row_tiles, group.num_stored - first)
         if count <= 0:

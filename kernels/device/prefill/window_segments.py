@@ -82,10 +82,11 @@ class WindowSegments(KeySource):
     ) -> None:
         self.cache, self.tokens = cache, tokens
         self.begin_tile, self.end_tile, self.tiles = tiles
-        num_blocks, num_kv_heads, self.block_size, self.d = cache.v_cache.shape
+        num_blocks, num_kv_heads, self.block_size, self.value_dim = cache.v_cache.shape
+        self.d = cache.key_dim
         self.num_kv_heads = num_kv_heads
         rows = num_blocks * num_kv_heads * self.block_size
-        self.v_rows = cache.v_cache.reshape((rows, self.d))
+        self.v_rows = cache.v_cache.reshape((rows, self.value_dim))
         self.k_rows = cache.k_cache.reshape((rows, self.d))
         self.lowest_row = sbuf((PARTITIONS, self.tiles), nl.int32)
         nisa.memset(dst=self.lowest_row, value=0)
@@ -143,7 +144,7 @@ class WindowStage(Stage):
 
     def __init__(self, source: WindowSegments, kv_head: int, options: StageOptions) -> None:
         cache, tiles = source.cache, source.tiles
-        super().__init__(tiles, tiles, source.d, cache.v_cache.dtype, options)
+        super().__init__(tiles, tiles, source.value_dim, cache.v_cache.dtype, options)
         self._source, self._kv_head = source, kv_head
         self._tile = source.begin_tile
         self._rows: KeyRows | None = None
@@ -185,7 +186,7 @@ class WindowStage(Stage):
         self, cache_rows: nl.NkiTensor, row: nl.NkiTensor, stage: nl.NkiTensor, tile: int
     ) -> None:
         """Gather a kv_tile, a token per partition."""
-        d = self.d
+        d = cache_rows.shape[1]
         nisa.dma_copy(
             dst=stage[:, tile * d : (tile + 1) * d],
             src=cache_rows.ap(
