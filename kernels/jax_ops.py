@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 COMPILED_IN = (
     "kv_segment_size", "causal", "scale", "softcap", "sliding_window", "k_pre_transposed",
-    "softmax", "lnc", "value_dim",
+    "softmax", "lnc", "value_dim", "deterministic",
 )  # fmt: skip
 """Arguments that are Python values while JAX traces; all others are arrays."""
 

@@ -25,11 +25,12 @@ from .options import (
 )
 from .plan.cache_writes import write_arguments
 from .plan.window_plan import window_columns, window_slots
-from .sizes import PARTITIONS, TABLE_PADDING
+from .sizes import PARTITIONS, SHORT_SEGMENT, TABLE_PADDING
 from .validation import (
     Array,
     check_apart,
     check_caches,
+    check_choice,
     check_chunk,
     check_cores,
     check_count,
@@ -126,12 +127,18 @@ def _check_chunk(
     q = _whole_tiles(q)
     k, v = (None if each is None else _whole_tiles(each) for each in (k, v))
     most_tokens = (table_blocks or 0) * v_cache.shape[2] + q.shape[1]
-    if window is not None and window >= most_tokens:
+    deterministic = options["deterministic"]
+    check_choice("deterministic", deterministic, (None, "batch"))
+    in_order = deterministic == "batch"
+    if window is not None and window >= most_tokens and not in_order:
         window = None
     mode = check_softmax(options["softmax"], q, value_dim, most_tokens) if own else "exact"
+    if in_order:
+        check_choice("softmax with deterministic='batch'", options["softmax"], ("auto", "exact"))
+        mode = "exact"
     factors = check_factors(options, kind, q, k_cache, v_cache)
     softmax = SoftmaxArguments(
-        factors.numbers, window, "exact", bool(options["return_lse"]), bool(causal)
+        factors.numbers, window, "exact", bool(options["return_lse"]), bool(causal), in_order
     )
     in_place = written_in_place if table_blocks is None else read_in_place
     caches = in_place(k_cache, v_cache, options["k_pre_transposed"])
@@ -241,6 +248,8 @@ def prepare_segmented_attention(
     table_tokens = table.size * block_size
     segment = check_segment_size(options["kv_segment_size"], block_size)
     segment = _covering_segment(segment, table_tokens)
+    if chunk.softmax.in_order:
+        segment = SHORT_SEGMENT
     prior = check_count("prior_tokens", prior_tokens, table_tokens)
     tables = used_blocks(
         "block_table",

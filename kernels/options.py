@@ -43,6 +43,8 @@ class AttentionOptions(TypedDict, total=False):
     """Physical cores, 1 or 2."""
     return_lse: bool
     """The natural logarithm of each row's softmax sum follows the results."""
+    deterministic: str | None
+    """"batch": the bits of a request's rows depend on that request alone."""
 
 
 class SegmentedOptions(AttentionOptions, total=False):
@@ -75,13 +77,12 @@ class DecodeOptions(AttentionOptions, total=False):
     query_lens: Any
     value_dim: int | None
     tree_mask: Any
-    deterministic: str | None
 
 
 ATTENTION: AttentionOptions = {
     "causal": True, "scale": None, "softcap": 0.0, "sliding_window": None, "sinks": None,
     "k_scale": None, "v_scale": None, "k_pre_transposed": False, "softmax": "auto", "lnc": 1,
-    "return_lse": False,
+    "return_lse": False, "deterministic": None,
 }  # fmt: skip
 SEGMENTED: SegmentedOptions = {"kv_segment_size": 2048, **ATTENTION}
 PLAN: PlanOptions = {
@@ -89,7 +90,7 @@ PLAN: PlanOptions = {
     "sliding_window": None, "k_pre_transposed": False, "lnc": 1, "deterministic": None,
 }  # fmt: skip
 DECODE: DecodeOptions = {
-    "query_lens": None, "value_dim": None, "tree_mask": None, **ATTENTION, "deterministic": None,
+    "query_lens": None, "value_dim": None, "tree_mask": None, **ATTENTION,
 }  # fmt: skip
 
 

@@ -78,6 +78,7 @@ def padded_prefill(
     softmax: str = "auto",
     lnc: int = 1,
     return_lse: bool = False,
+    deterministic: str | None = None,
 ) -> Any:
     """Attention of a chunk without prior, whose K and V are stored through `slot_mapping`.
 
@@ -119,6 +120,7 @@ def segmented_attention(
     softmax: str = "auto",
     lnc: int = 1,
     return_lse: bool = False,
+    deterministic: str | None = None,
 ) -> Any:
     """Attention of a chunk over `prior_tokens` cached tokens and itself. Returns out [H, S, d]."""
     num_q_heads, _, head_dim = q.shape

@@ -5,12 +5,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from segattn import kernels
 from segattn.reference import attention as reference
-from segattn.tests.kernels.cases import Options, block_sizes, gqa, options, seeds
+from segattn.tests.kernels.cases import (
+    Options,
+    block_sizes,
+    gqa,
+    options,
+    padded_rows,
+    paged_tokens,
+    seeds,
+)
 
 BF16 = ml_dtypes.bfloat16
 WIDTH = 20
@@ -110,3 +118,61 @@ def test_it_is_none_or_batch_and_part_of_a_plan() -> None:
     assert plan.shape.batch_invariant
     with pytest.raises(ValueError, match="deterministic: given with a plan"):
         kernels.paged_decode(q, cache, cache, plan=plan, deterministic="batch")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=seeds, heads=gqa, option=options, dtype=st.sampled_from([np.float32, BF16]),
+    prior=st.integers(0, 1500), rows=st.sampled_from([100, 256]),
+)  # fmt: skip
+@example(
+    0, (3, 1), Options(None, False, None, False, 1, False, False, None), np.float32, 1500, 2048
+)
+@example(1, (1, 1), Options(None, True, None, False, 1, False, False, None), BF16, 700, 2048)
+def test_neither_table_nor_cores_nor_segments_change_a_bit_of_a_prefill(
+    seed: int, heads: tuple[int, int], option: Options, dtype: Any, prior: int, rows: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    paged = paged_tokens(rng, [prior], heads[1], 64, 16, option.cache_dtype(dtype), holes=0.1)
+    arrays = [padded_rows(rng, n, rows, rows - 5, 64, dtype) for n in (heads[0], *heads[1:] * 2)]
+    named = option.arguments(rng, heads[0]) | option.scales(rng, heads[1], dtype)
+    named |= {"return_lse": True, "deterministic": "batch"}
+
+    def attend(width: int, lnc: int, segment: int) -> bytes:
+        table = np.full(paged.tables.shape[1] + width, -1, np.int32)
+        table[: paged.tables.shape[1]] = paged.tables[0]
+        caches = option.stored_keys(paged.k_cache), paged.v_cache
+        given: Any = {**named, "lnc": lnc, "kv_segment_size": segment}
+        out, lse = kernels.segmented_attention(
+            arrays[0], arrays[1], arrays[2], *caches, table, prior, rows - 5, **given
+        )
+        return bytes(out.tobytes() + lse.tobytes())
+
+    first = attend(0, 1, 2048)
+    assert attend(0, 2, 2048) == first
+    assert attend(700, 1, 128) == first
+
+
+def test_without_it_cores_do_change_bits_of_a_prefill() -> None:
+    rng = np.random.default_rng(0)
+    paged = paged_tokens(rng, [1500], 1, 64, 16, np.float32)
+    q, k, v = (padded_rows(rng, 1, 2048, 2000, 64, np.float32) for _ in range(3))
+    found = [
+        kernels.segmented_attention(
+            q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], 1500, 2000,
+            softmax="exact", lnc=lnc,
+        )
+        for lnc in (1, 2)
+    ]  # fmt: skip
+    assert (found[0] != found[1]).any()
+
+
+def test_a_prefill_has_no_bounded_softmax_with_it() -> None:
+    rng = np.random.default_rng(0)
+    paged = paged_tokens(rng, [40], 1, 64, 16, np.float32)
+    q, k, v = (padded_rows(rng, 1, 128, 100, 64, np.float32) for _ in range(3))
+    call = (q, k, v, paged.k_cache, paged.v_cache, paged.tables[0], 40, 100)
+    with pytest.raises(ValueError, match="softmax with deterministic='batch'='bounded': must be"):
+        kernels.segmented_attention(*call, deterministic="batch", softmax="bounded")
+    with pytest.raises(ValueError, match="deterministic='all': must be one of None, batch"):
+        kernels.segmented_attention(*call, deterministic="all")

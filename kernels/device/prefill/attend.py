@@ -61,12 +61,14 @@ class SoftmaxArguments(NamedTuple):
     """"exact" or "bounded"."""
     with_lse: bool = False
     causal: bool = True
+    in_order: bool = False
+    """All of the chunk before the prior, so that the cut into q_groups changes no bit."""
 
     @classmethod
     def of(cls, given: "SoftmaxArguments") -> "SoftmaxArguments":
         """From what a kernel is given: plain tuples on a device."""
-        numbers, window, mode, with_lse, causal = given
-        return cls(ScoreNumbers(*numbers), window, mode, with_lse, causal)
+        numbers, window, mode, with_lse, causal, in_order = given
+        return cls(ScoreNumbers(*numbers), window, mode, with_lse, causal, in_order)
 
 
 @dataclass
@@ -231,7 +233,8 @@ class Prefill:
         if seen is not None:
             prior = PriorPass(softmax, seen, [each.queries for each in work], self._real)
         num_first = [each.group.num_blocks for each in work]
-        if prior is not None and len(work) == 1 and work[0].rows.value_scale is None:
+        may_defer = prior is not None and len(work) == 1 and not self._given.in_order
+        if may_defer and work[0].rows.value_scale is None:
             num_first = [self._blocks_before_prior(work[0])]
 
         def first(i: nisa.VirtualRegister | int) -> None:
