@@ -109,10 +109,12 @@ def with_defaults(defaults: Mapping[str, Any]) -> Callable[[Callable[P, R]], Cal
         ]
         known = {parameter.name for parameter in own} | defaults.keys()
 
+        public_name = function.__name__.removeprefix("prepare_")
+
         @wraps(function)
         def complete(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs.keys() - known:
-                raise TypeError(f"{function.__name__}() has no option {name!r}")
+                raise TypeError(f"{public_name}() has no option {name!r}")
             return function(*args, **{**defaults, **kwargs})
 
         signature = given.replace(parameters=[*own, *keywords])

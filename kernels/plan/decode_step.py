@@ -48,6 +48,13 @@ class Step:
         return np.minimum(self.context_lens, self.window).astype(np.int64)
 
     @cached_property
+    def seen_tokens(self) -> list[tuple[int, int]]:
+        """The first token that a query of each request sees, and the one after the last."""
+        ends = np.where(self.active, self.context_lens, 0)
+        firsts = np.clip(self.first_query + 1 - self.reach, 0, ends)
+        return list(zip(firsts.tolist(), ends.tolist(), strict=True))
+
+    @cached_property
     def active(self) -> Array:
         """Whether a request has a query."""
         return (self.query_lens > 0) & (self.context_lens > 0)

@@ -1,11 +1,13 @@
 """fp8 caches that were written elsewhere, with values above trn2's largest."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from segattn.kernels import fp8_for_device, paged_decode, write_kv_cache
+from segattn.kernels import fp8_for_device, paged_decode, segmented_attention, write_kv_cache
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import assert_close, normal
 
@@ -51,6 +53,57 @@ def test_decode_reads_a_cache_that_another_writer_filled() -> None:
         q, k_cache, v_cache, table, lengths, k_scale=0.003 * k_factor, v_scale=0.01 * v_factor
     )
     assert_close(out, expected)
+
+
+@pytest.mark.parametrize("value", [248, 256, 352, 448])
+@pytest.mark.parametrize("k_pre_transposed", [False, True])
+@pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+def test_tokens_that_the_device_would_misread_are_refused(
+    value: float, k_pre_transposed: bool, name: str
+) -> None:
+    rng = np.random.default_rng(0)
+    caches = {n: normal(rng, (4, 1, 16, 64), FN) for n in ("k_cache", "v_cache")}
+    for cache in caches.values():
+        cache[0] = 448  # a block that nobody names
+        cache[3, 0, 5:] = 448  # behind 21 tokens
+        cache[2, 0, :4] = 448  # before the window
+    tables = np.array([[2, 3]], np.int32)
+    options: dict[str, Any] = {"k_scale": 0.5, "v_scale": 0.5}
+
+    def attend(window: int, prior_window: int) -> None:
+        keys, values = caches["k_cache"], caches["v_cache"]
+        keys = np.ascontiguousarray(keys.swapaxes(2, 3)) if k_pre_transposed else keys
+        q = np.ones((1, 1, 1, 64), ml_dtypes.bfloat16)
+        paged_decode(
+            q, keys, values, tables, np.array([21], np.int32), sliding_window=window,
+            k_pre_transposed=k_pre_transposed, **options,
+        )  # fmt: skip
+        segmented_attention(
+            q[0], q[0], q[0], keys, values, tables[0], 21, 1, sliding_window=prior_window,
+            k_pre_transposed=k_pre_transposed, **options,
+        )  # fmt: skip
+
+    attend(17, 18)
+    with pytest.raises(ValueError, match=r"k_cache: holds 448 in float8_e4m3fn, .* within \+-240"):
+        attend(18, 18)
+    with pytest.raises(ValueError, match="k_cache: holds 448 in float8_e4m3fn"):
+        attend(17, 19)
+    caches[name][3, 0, 4, 63] = -value
+    with pytest.raises(
+        ValueError, match=f"{name}: holds -{float(FN.type(value)):g} in float8_e4m3fn"
+    ):
+        attend(17, 18)
+
+
+def test_a_stored_nan_is_read_as_nan() -> None:
+    caches = [np.ones((2, 1, 16, 64), FN) for _ in range(2)]
+    k = np.full((1, 1, 64), np.nan, ml_dtypes.bfloat16)
+    write_kv_cache(k, k, caches[0], caches[1], np.array([16], np.int32), k_scale=1.0, v_scale=1.0)
+    q, tables = np.ones((1, 1, 1, 64), ml_dtypes.bfloat16), np.array([[1]], np.int32)
+    out = paged_decode(
+        q, caches[0], caches[1], tables, np.array([3], np.int32), k_scale=1.0, v_scale=1.0
+    )
+    assert np.isnan(out.astype(float)).all()
 
 
 @pytest.mark.parametrize(

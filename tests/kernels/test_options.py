@@ -38,7 +38,7 @@ def test_the_signature_lists_every_option_with_its_default() -> None:
 def test_a_misspelt_option_is_an_error_and_nothing_is_written() -> None:
     call = prefill_arrays(np.float32)
     misspelt: dict[str, Any] = {"sofmax": "exact"}
-    with pytest.raises(TypeError, match=r"prepare_padded_prefill\(\) has no option 'sofmax'"):
+    with pytest.raises(TypeError, match=r"padded_prefill\(\) has no option 'sofmax'"):
         kernels.padded_prefill(**call, num_tokens=5, **misspelt)
     assert not call["k_cache"].any()
 
