@@ -24,11 +24,11 @@ def store_outputs(
     both = nl.ndarray((count, 2), dtype=nl.float32, buffer=nl.sbuf)
     if d + 2 > bank.shape[1]:
         # Maxima and sums leave the bank before the widest outputs fill it.
-        turn(bank[0:count, 0:2], sums[:2])
+        transpose_columns(bank[0:count, 0:2], sums[:2])
         nisa.tensor_copy(dst=both, src=bank[0:count, 0:2])
-        turn(bank[0:count, 0:d], sums[2:])
+        transpose_columns(bank[0:count, 0:d], sums[2:])
     else:
-        turn(bank[0:count, 0 : d + 2], [*sums[2:], *sums[:2]])
+        transpose_columns(bank[0:count, 0 : d + 2], [*sums[2:], *sums[:2]])
         nisa.tensor_copy(dst=both, src=bank[0:count, d : d + 2])
     row_max, total = both[:, 0:1], both[:, 1:2]
     sink: nl.NkiTensor | None = None
@@ -67,7 +67,7 @@ def store_outputs(
     )
 
 
-def turn(dst: nl.NkiTensor, columns: list[nl.NkiTensor]) -> None:
+def transpose_columns(dst: nl.NkiTensor, columns: list[nl.NkiTensor]) -> None:
     """Columns [height, n] as rows side by side, PSUM [n, sum of heights]."""
     place = 0
     for each in columns:

@@ -180,8 +180,8 @@ class ChunkStream(Pieces):
         chunk, count = self.chunk, self._pieces_of(0)
         for piece in range(chunk.made, count):
             self._load_keys(min(piece + LOADED_AHEAD, count))
-            for step in (chunk.zero_padding, chunk.write_keys, chunk.write_values):
-                step(piece)
+            for make in (chunk.zero_padding, chunk.write_keys, chunk.write_values):
+                make(piece)
                 yield 0
             chunk.made = piece + 1
 
