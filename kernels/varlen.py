@@ -32,10 +32,11 @@ def varlen_attention(
 ) -> Any:
     """Attention of the chunks of P prompts, each over its own cached tokens and itself.
 
-    q [H, N, d]; k, v [KV, N, d]; caches as of `segmented_attention`; block_tables [P, W] and
-    prior_tokens [P] int32; cu_seqlens [P + 1] int32, from 0, ascending, at most N: prompt p has the
-    rows cu_seqlens[p] .. cu_seqlens[p + 1] - 1, which stand behind its prior_tokens[p] cached ones.
-    Options as of `segmented_attention`. Gives out [H, N, d], with return_lse (out, lse [H, N]);
+    q [H, N, d]; k [KV, N, d], v [KV, N, dv]; caches as of `segmented_attention`;
+    block_tables [P, W] and prior_tokens [P] int32; cu_seqlens [P + 1] int32, from 0, ascending, at
+    most N: prompt p has the rows cu_seqlens[p] .. cu_seqlens[p + 1] - 1, which stand
+    behind its prior_tokens[p] cached ones.
+    Options as of `segmented_attention`. Gives out [H, N, dv], with return_lse (out, lse [H, N]);
     rows from cu_seqlens[P] on are zero (lse -inf) and never read. ValueError as there, before the
     first launch where a count or a table is wrong; FloatingPointError with softmax="bounded".
     """
@@ -49,7 +50,7 @@ def varlen_attention(
     keys, values = kind.view(k_cache), kind.view(v_cache)
     check_shape("q", q_, (None, None, None), "H, N, d")
     check_shape("k", k_, (None, *q_.shape[1:]))
-    check_shape("v", v_, k_.shape)
+    check_shape("v", v_, (*k_.shape[:2], None))
     check_shape("v_cache", values, (None, None, None, None))
     tables = check_integers("block_tables", tables, (None, None))
     priors = check_integers("prior_tokens", priors, (len(tables),))
@@ -58,7 +59,7 @@ def varlen_attention(
     for prompt, prior in enumerate(priors):
         check_count(f"prior_tokens[{prompt}]", prior, tables.shape[1] * values.shape[2])
     used_blocks("block_tables", tables, priors, values, 1)
-    out = np.zeros(q_.shape, q_.dtype)
+    out = np.zeros((*q_.shape[:2], v_.shape[2]), q_.dtype)
     lse = np.full(q_.shape[:2], -np.inf, np.float32)
     asked: Any = {**options, "return_lse": True}
     for prompt, (begin, end) in enumerate(pairwise(ends.tolist())):

@@ -163,10 +163,10 @@ def varlen_attention(
 ) -> Any:
     """Attention of the chunks of P prompts, rows cu_seqlens[p] .. cu_seqlens[p + 1] - 1 each.
 
-    q [H, N, d], k, v [KV, N, d], block_tables [P, W], prior_tokens [P]; options of
-    `segmented_attention`. Returns out [H, N, d], with return_lse and lse [H, N].
+    q [H, N, d], k [KV, N, d], v [KV, N, dv], block_tables [P, W], prior_tokens [P]; options of
+    `segmented_attention`. Returns out [H, N, dv], with return_lse and lse [H, N].
     """
-    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[:2], -np.inf)
     for prompt, prior in enumerate(prior_tokens.tolist()):
         rows = slice(cu_seqlens[prompt], cu_seqlens[prompt + 1])
         count = int(cu_seqlens[prompt + 1] - cu_seqlens[prompt])

@@ -95,3 +95,13 @@ def call_of_two_prompts() -> dict[str, Any]:
 def test_a_wrong_list_of_prompts_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         varlen_attention(**{**call_of_two_prompts(), name: np.array(value, np.int32)})
+
+
+def test_values_may_be_smaller_than_keys() -> None:
+    call = call_of_two_prompts()
+    rng = np.random.default_rng(1)
+    call["q"], call["k"] = (normal(rng, (n, 9, 72), np.float32) for n in (2, 1))
+    call["k_cache"] = normal(rng, (4, 1, 16, 72), np.float32)
+    out = varlen_attention(**call)
+    assert out.shape == (2, 9, 32)
+    assert_close(out, reference.varlen_attention(**call))
