@@ -83,9 +83,8 @@ class Batch:
 
     def load(self) -> None:
         """Load queries, edge runs and the first tiles, in the order in which they are needed."""
-        args, stages, lists, e, d = (
-            self.args, self.stages, self.lists, self.args.edge_tokens, self.args.d,
-        )  # fmt: skip
+        args, stages, lists = self.args, self.stages, self.lists
+        e, d = args.edge_tokens, args.d
         for part, rows in enumerate(stages.queries):
             height = rows.shape[0]
             gather_runs(args.query_rows, lists.column(1, part)[0:height, :], rows, d)
