@@ -213,7 +213,7 @@ def test_scratch_that_trips_exchanged_is_undefined_after_the_loop() -> None:
         _ring(t, s)
         s["after"] = s["ring"][(s["n"] - 1) % 3]
 
-    text = r"trip 1 wrote 'tiles' where the first trip used another tile.*test_loops_traced_once"
+    text = r"trip 2 wrote 'tiles' where the first trip used another tile.*test_loops_traced_once"
     with pytest.raises(UninitializedReadError, match=text):
         _run(body, "fori")
 
@@ -332,7 +332,7 @@ def test_python_state_after_a_loop_is_what_one_run_of_the_body_leaves(trips: int
         nisa.dma_copy(out, tile)
         return out
 
-    with nki.strict(purity="off"):
+    with nki.strict(purity="warn"), pytest.warns(NkiWarning, match="changes state, a list"):
         result = kernel(np.zeros((2, 4), np.float32))
     assert state == [(1, [1], {"all": {1}}, 1, 1, 1)]
     np.testing.assert_array_equal(result, np.full((2, 4), 2 * trips + 1))
