@@ -19,7 +19,9 @@ from typing import Any, Final
 
 _PACKAGE: Final = __name__.rpartition(".")[0]
 _STDLIB: Final = sysconfig.get_path("stdlib")
-_LIBRARIES: Final = frozenset({"numpy", "ml_dtypes", "torch", "jax", "jaxlib"})
+_LIBRARIES: Final = frozenset(
+    {"numpy", "ml_dtypes", "torch", "jax", "jaxlib", "pytest", "_pytest", "pluggy"}
+)
 _PLAIN: Final = (int, float, str, bytes, bool, complex, type(None))
 _LONG: Final = 1000  # elements of a container that are compared one by one
 _EMPTY: Final = object()
