@@ -51,7 +51,9 @@ def _traceable(host: Callable[P, R], *like: str) -> Callable[P, R]:
         traced = {name: value for name, value in arguments.items() if name not in COMPILED_IN}
         if not any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(traced)):
             return host(*positional, **named)
-        fixed = {name: arguments[name] for name in COMPILED_IN if name in arguments}
+        fixed = {
+            name: value for name, value in arguments.items() if name in COMPILED_IN or value is None
+        }
 
         def run(values: dict[str, Any]) -> Any:
             return by_name(**{name: np.array(value) for name, value in values.items()}, **fixed)

@@ -23,23 +23,31 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-_CHUNK = "Tensor q, Tensor k, Tensor v, "
 _SCALES = "Tensor? k_scale=None, Tensor? v_scale=None"
 _CACHES = f"{_SCALES}, bool k_pre_transposed=False"
 _OPTIONS = (
     "float? scale=None, float softcap=0.0, int? sliding_window=None, Tensor? sinks=None, "
-    f'{_CACHES}, str softmax="auto", int lnc=1, bool causal=True'
+    f'{_CACHES}, str softmax="auto", int lnc=1, bool causal=True, '
+    "str? deterministic=None"
 )
 
 
-def _attention(q: Any, k: Any, v: Any, *others: Any) -> Any:
+def _attention(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, *others: Any) -> Any:
     """The result of a prefill: rows as wide as values."""
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
-
-
-def _decoded(q: Any, k_cache: Any, v_cache: Any, *others: Any) -> Any:
-    """The result of a decode: rows as wide as values."""
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+
+
+def _decoded(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_tables: Any,
+    context_lens: Any,
+    value_dim: int | None = None,
+    *others: Any,
+) -> Any:
+    """The result of a decode: rows as wide as values."""
+    return q.new_empty((*q.shape[:-1], value_dim if v_cache is None else v_cache.shape[-1]))
 
 
 def _nothing(*arguments: Any) -> None:
@@ -84,15 +92,16 @@ def _register(
 for _suffix, _length in ((".tensor", "Tensor"), ("", "SymInt")):
     _register(
         f"segmented_attention{_suffix}",
-        f"({_CHUNK}Tensor k_cache, Tensor v_cache, Tensor block_table, {_length} prior_tokens, "
-        f"{_length} num_tokens, int kv_segment_size=2048, {_OPTIONS}) -> Tensor",
+        "(Tensor q, Tensor? k, Tensor? v, Tensor k_cache, Tensor v_cache, Tensor block_table, "
+        f"{_length} prior_tokens, {_length} num_tokens, int kv_segment_size=2048, {_OPTIONS}) "
+        "-> Tensor",
         kernels.segmented_attention,
         _attention,
     )
     _register(
         f"padded_prefill{_suffix}",
-        f"({_CHUNK}Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
-        f"{_length} num_tokens, {_OPTIONS}) -> Tensor",
+        "(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+        f"Tensor slot_mapping, {_length} num_tokens, {_OPTIONS}) -> Tensor",
         kernels.padded_prefill,
         _attention,
         "k_cache",
@@ -100,8 +109,8 @@ for _suffix, _length in ((".tensor", "Tensor"), ("", "SymInt")):
     )
 _register(
     "paged_decode",
-    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor context_lens, "
-    f"Tensor? query_lens=None, {_OPTIONS}, Tensor? tree_mask=None) -> Tensor",
+    "(Tensor q, Tensor k_cache, Tensor? v_cache, Tensor block_tables, Tensor context_lens, "
+    f"int? value_dim=None, Tensor? query_lens=None, Tensor? tree_mask=None, {_OPTIONS}) -> Tensor",
     kernels.paged_decode,
     _decoded,
 )

@@ -34,8 +34,18 @@ class Call:
         return first, first + 1
 
 
-def make_call(kernel: str, dtype: npt.DTypeLike, *, fp8: bool = False, every: bool = False) -> Call:
-    """A small call with 2 query heads per KV head; `every` gives every option a value."""
+def make_call(
+    kernel: str,
+    dtype: npt.DTypeLike,
+    *,
+    fp8: bool = False,
+    every: bool = False,
+    without: bool = False,
+) -> Call:
+    """A small call with 2 query heads per KV head; `every` gives every option a value.
+
+    without: a chunk without keys of its own (cross attention), a decode without V cache.
+    """
     rng = np.random.default_rng(0)
     kv_heads, heads, d, block_size = 2, 4, 64, 32
     prior, n, lengths = 150, 40, [70, 0, 33]
@@ -43,7 +53,7 @@ def make_call(kernel: str, dtype: npt.DTypeLike, *, fp8: bool = False, every: bo
         rng, lengths if kernel == "paged_decode" else [prior], kv_heads, d, block_size,
         FP8 if fp8 else dtype,
     )  # fmt: skip
-    caches = [paged.k_cache, paged.v_cache]
+    caches: list[Any] = [paged.k_cache, paged.v_cache]
     options: dict[str, Any] = {}
     if every:
         caches[0] = np.ascontiguousarray(paged.k_cache.swapaxes(2, 3))
@@ -51,6 +61,7 @@ def make_call(kernel: str, dtype: npt.DTypeLike, *, fp8: bool = False, every: bo
     if kernel != "write_kv_cache" and every:
         sinks = rng.uniform(-3, 3, heads).astype(np.float32)
         options.update(scale=0.2, sliding_window=90, sinks=sinks, softmax="exact", lnc=2)
+        options.update(softcap=20.0, deterministic="batch")
     if fp8 or every:
         scales = rng.uniform(0.1, 0.5, (2, kv_heads)).astype(np.float32)
         options.update(k_scale=scales[0], v_scale=scales[1])
@@ -60,11 +71,17 @@ def make_call(kernel: str, dtype: npt.DTypeLike, *, fp8: bool = False, every: bo
     if kernel == "segmented_attention":
         if every:
             options["kv_segment_size"] = 128
+        if without:
+            options["causal"] = False
+            return Call(kernel, [q, None, None, *caches, paged.tables[0], prior, n], options)
         return Call(kernel, [q, k, v, *caches, paged.tables[0], prior, n], options)
     if kernel == "paged_decode":
         queries = rng.standard_normal((3, heads, 2, d)).astype(dtype)
         if every:
             options["query_lens"] = np.array([2, 0, 1], np.int32)
+            options["tree_mask"] = np.broadcast_to(np.eye(2, dtype=bool), (3, 2, 2)).copy()
+        if without:
+            caches[1], options["value_dim"] = None, 48
         return Call(kernel, [queries, *caches, paged.tables, np.array(lengths, np.int32)], options)
     if kernel == "padded_prefill":
         return Call(kernel, [q, k, v, *caches, slots, n], options)
@@ -80,6 +97,8 @@ VARIANTS = {
 
 every_call = pytest.mark.parametrize(
     ("kernel", "variant"),
-    [(kernel, variant) for kernel in KERNELS for variant in VARIANTS.values()],
-    ids=[f"{kernel}, {name}" for kernel in KERNELS for name in VARIANTS],
+    [(kernel, variant) for kernel in KERNELS for variant in VARIANTS.values()]
+    + [(kernel, {"dtype": BF16, "without": True}) for kernel in KERNELS[::2]],
+    ids=[f"{kernel}, {name}" for kernel in KERNELS for name in VARIANTS]
+    + ["cross attention", "decode without V cache"],
 )

@@ -44,7 +44,7 @@ def test_torch_tensors_are_taken_and_caches_change_in_place(dtype: Any) -> None:
     [
         ("v_cache", torch.Tensor.to_sparse, "v_cache: .* Sparse"),
         ("k", lambda tensor: tensor.to("meta"), "k: device=meta: torch tensors must be on the CPU"),
-        ("q", lambda tensor: tensor.to(torch.float8_e5m2), "q: .* Float8_e5m2"),
+        ("q", lambda tensor: tensor.to(torch.float8_e4m3fnuz), "q: .* Float8_e4m3fnuz"),
         ("k_cache", torch._neg_view, "k_cache: .* negative bit"),
     ],
 )

@@ -27,7 +27,9 @@ def tensor(value: Any) -> Any:
 
 
 def bits(value: Any) -> bytes:
-    """The bytes of a tensor or an array."""
+    """The bytes of a tensor or an array; none of None."""
+    if value is None:
+        return b""
     if isinstance(value, torch.Tensor):
         value = array_kind(tensor=value).read(value)
     return bytes(value.tobytes())
