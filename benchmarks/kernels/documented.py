@@ -6,6 +6,9 @@ it includes, that is every modelled number of the documentation of our kernels.
 
 from collections.abc import Iterator
 
+import ml_dtypes
+import numpy as np
+
 from segattn.benchmarks.kernels.modelled import Functions, model, record
 from segattn.benchmarks.kernels.own_shapes import OwnShape
 from segattn.benchmarks.kernels.workloads import CacheWrite, Decode, KeyColumns, Prefill, Workload
@@ -92,6 +95,18 @@ MLA: tuple[Workload, ...] = tuple(
     for heads in (16, 32, 128)
 )
 
+BATCH = (("deterministic", "batch"),)
+
+INVARIANT: tuple[Workload, ...] = tuple(
+    OwnShape(shape, BATCH)
+    for shape in (Prefill(2048, 8192), Prefill(512, 2048), Decode(16, 2048), Decode(1, 32768))
+)
+
+ONE_BYTE: tuple[Workload, ...] = tuple(
+    OwnShape(Decode(1, 32768), (), cache=dtype)
+    for dtype in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2, np.int8)
+)
+
 DOCUMENTED: tuple[Workload, ...] = (
     *WINDOWS,
     *PREFILLS,
@@ -99,6 +114,8 @@ DOCUMENTED: tuple[Workload, ...] = (
     *CAPPED,
     *NOT_CAUSAL,
     *MLA,
+    *INVARIANT,
+    *ONE_BYTE,
     *KEYS,
 )
 

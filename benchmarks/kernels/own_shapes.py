@@ -32,6 +32,8 @@ class OwnShape:
     workload: Prefill | Decode
     options: tuple[tuple[str, Any], ...]
     float32: bool = False
+    cache: Any = None
+    """Dtype of the caches, of one byte, with scales of 1; None: that of the workload."""
 
     @property
     def label(self) -> str:
@@ -40,7 +42,9 @@ class OwnShape:
             f"{name} {v:g}" if isinstance(v, float) else v if isinstance(v, str) else f"{name}={v}"
             for name, v in self.options
         ]
-        return ", ".join([self.workload.label, *(["float32"] if self.float32 else []), *options])
+        types = ["float32"] if self.float32 else []
+        types += [] if self.cache is None else [f"{np.dtype(self.cache)} cache"]
+        return ", ".join([self.workload.label, *types, *options])
 
     @property
     def kernel(self) -> str:
@@ -67,6 +71,12 @@ class OwnShape:
                 else value
                 for name, value in arguments.items()
             }
+        if self.cache is not None:
+            for name in ("k_cache", "v_cache"):
+                arguments[name] = np.nan_to_num(arguments[name].astype(np.float32)).astype(
+                    self.cache
+                )
+            arguments |= {"k_scale": 1.0, "v_scale": 1.0}
         return arguments | dict(self.options)
 
 
