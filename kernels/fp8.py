@@ -16,9 +16,9 @@ from ..reference.attention import FP8_MAX
 from ..reference.paging import UNUSED_BLOCK
 from .arrays import Array, array_kind
 
-FN = np.dtype(ml_dtypes.float8_e4m3fn)
-_VALUES = np.arange(256, dtype=np.uint8).view(FN).astype(np.float32)
-_HALVED = (_VALUES / 2).astype(FN).view(np.uint8)
+E4M3FN = np.dtype(ml_dtypes.float8_e4m3fn)
+_VALUES = np.arange(256, dtype=np.uint8).view(E4M3FN).astype(np.float32)
+_HALVED = (_VALUES / 2).astype(E4M3FN).view(np.uint8)
 
 
 DEVICE_NAN = 0x7C
@@ -40,8 +40,6 @@ def check_e4m3fn(
     [B, W] int32, -1 absent; tokens: the first one that counts of each request, and the one after
     the last. 384 has the bits of the device's own NaN and passes.
     """
-    if cache.dtype != FN:
-        return
     rows = cache.view(np.uint8)
     rows = rows.swapaxes(2, 3) if k_pre_transposed else rows
     page_size = rows.shape[2]
@@ -68,9 +66,9 @@ def fp8_for_device(cache: Any) -> tuple[Any, float]:
     """
     kind = array_kind(cache=cache)
     values = kind.read(cache)
-    if values.dtype != FN:
-        raise ValueError(f"cache: dtype {values.dtype} must be {FN}")
+    if values.dtype != E4M3FN:
+        raise ValueError(f"cache: dtype {values.dtype} must be {E4M3FN}")
     bits = values.view(np.uint8)
     if not (np.abs(_VALUES) > FP8_MAX)[bits].any():
         return cache, 1.0
-    return kind.give(_HALVED[bits].view(FN)), 2.0
+    return kind.give(_HALVED[bits].view(E4M3FN)), 2.0

@@ -12,7 +12,7 @@ from .arrays import Array, ArrayKind, array_kind, read_optional
 from .cache_layout import PagedCaches, read_in_place
 from .device.decode.batch import DecodeSizes
 from .device.paged_decode_nki import paged_decode_kernel
-from .fp8 import check_e4m3fn
+from .fp8 import E4M3FN, check_e4m3fn
 from .launch import Launch, execute, launched
 from .options import DECODE, PLAN, DecodeOptions, PlanOptions, check_factors, with_defaults
 from .plan.decode_plan import DecodeLists, plan_lists
@@ -179,11 +179,12 @@ def prepare_paged_decode(
             f"plan: made for q, pages of the caches, bytes per element and layout "
             f"{plan.layer}, not for {_layer_of(q_, caches)}"
         )
-    tables, tokens = plan.step.tables, plan.step.seen_tokens
-    columns = plan.k_pre_transposed
-    check_e4m3fn("k_cache", caches.k, tables, tokens, k_pre_transposed=columns)
-    if v_cache is not None:
-        check_e4m3fn("v_cache", caches.v, tables, tokens)
+    if k_rows.dtype == E4M3FN:
+        tables, tokens = plan.step.tables, plan.step.seen_tokens
+        columns = plan.k_pre_transposed
+        check_e4m3fn("k_cache", caches.k, tables, tokens, k_pre_transposed=columns)
+        if v_cache is not None:
+            check_e4m3fn("v_cache", caches.v, tables, tokens)
     factors = check_factors(options, kind, q_, k_rows, v_rows)
     return_lse = bool(options["return_lse"])
 

@@ -13,7 +13,7 @@ from .cache_layout import PagedCaches, read_in_place, written_in_place
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
 from .device.prefill.attend import SoftmaxArguments
 from .device.segmented_attention_nki import segmented_attention_kernel
-from .fp8 import check_e4m3fn
+from .fp8 import E4M3FN, check_e4m3fn
 from .launch import Launch, execute, launched, run
 from .options import (
     ATTENTION,
@@ -263,8 +263,9 @@ def prepare_segmented_attention(
     tables, page_size = chunk.caches.tables(tables), chunk.caches.page_size
     window, columns = chunk.softmax.window, options["k_pre_transposed"]
     tokens = [(0 if window is None else max(0, prior - window + 1), prior)]
-    check_e4m3fn("k_cache", chunk.caches.k, tables, tokens, k_pre_transposed=columns)
-    check_e4m3fn("v_cache", chunk.caches.v, tables, tokens)
+    if k_rows.dtype == E4M3FN:
+        check_e4m3fn("k_cache", chunk.caches.k, tables, tokens, k_pre_transposed=columns)
+        check_e4m3fn("v_cache", chunk.caches.v, tables, tokens)
     slots = window_slots(
         tables[0],
         prior,

@@ -239,14 +239,19 @@ def check_count(name: str, value: SupportsIndex, most: int) -> int:
     return count
 
 
+def _number(name: str, value: Any, allowed: str) -> float:
+    """`value` as a float; text is none."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError("text is no number")
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name}={value!r}: must be {allowed}") from error
+
+
 def check_scale(scale: float | None, head_dim: int) -> float:
     """The softmax scale: positive, its products stay in fp32; None is 1 / sqrt(head_dim)."""
-    try:
-        if isinstance(scale, (str, bytes)):
-            raise TypeError("text is no number")
-        value = head_dim**-0.5 if scale is None else float(scale)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"scale={scale!r}: must be a number, or None") from error
+    value = head_dim**-0.5 if scale is None else _number("scale", scale, "a number, or None")
     low, high = SOFTMAX_SCALES
     if not low <= value <= high:
         raise ValueError(f"scale={scale}: must be within {low:g}..{high:g}")
@@ -255,10 +260,7 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 def check_softcap(softcap: float) -> float:
     """A number within SOFTCAPS, or 0 for none."""
-    try:
-        number = float(softcap)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"softcap={softcap!r}: must be a number") from error
+    number = _number("softcap", softcap, "a number")
     smallest, largest = SOFTCAPS
     if number and not smallest <= number <= largest:
         raise ValueError(f"softcap={softcap}: must be 0 or within {smallest:g}..{largest:g}")

@@ -20,9 +20,9 @@ import numpy as np
 from ..reference.paging import NULL_BLOCK_ID, PAD_SLOT_ID, UNUSED_BLOCK, cdiv
 from .arrays import Array, ArrayKind, array_kind
 from .aws_segmented import attention_segmented_cte
-from .launch_decode import paged_decode
+from .launch_decode import DecodePlan, paged_decode
 from .launch_write import write_kv_cache
-from .options import with_defaults
+from .options import ATTENTION, AttentionOptions, check_factors, with_defaults
 from .validation import check_choice, check_integers, check_shape
 
 
@@ -138,20 +138,27 @@ def decode_attention(
     slots = kind.read(kv_cache_update_idx).reshape(batch, -1).astype(np.int64)
     stored = np.where(np.arange(slots.shape[1]) < real[:, None], slots, PAD_SLOT_ID).ravel()
     keys, values = (kind.give(np.ascontiguousarray(each.swapaxes(0, 1))) for each in (k_, v_))
+    queries = q_.reshape(batch, -1, *q_.shape[1:]).swapaxes(1, 2)
+    queries = kind.give(np.ascontiguousarray(queries))
+    sink = options["sink"]
+    numbers: AttentionOptions = {
+        "scale": options["softmax_scale"],
+        "sinks": None if sink is None else kind.read(sink).ravel(),
+        "k_scale": _reciprocal(kind, options["k_scale"]),
+        "v_scale": _reciprocal(kind, options["v_scale"]),
+    }
+    # All that attention could refuse, before anything is written.
+    plan = DecodePlan.build(
+        queries, k_cache, v_cache, _without_null(kind, active_blocks_table), kind.give(context),
+        query_lens=real, sliding_window=options["sliding_window"] or None, lnc=options["lnc"],
+    )  # fmt: skip
+    views = kind.read(queries), kind.view(k_cache), kind.view(v_cache)
+    check_factors({**ATTENTION, **numbers}, kind, *views)
     k_cache, v_cache = write_paged_kv_cache(
         keys, values, k_cache, v_cache, kind.give(stored), v_cache.shape[2], options["k_scale"],
         options["v_scale"],
     )  # fmt: skip
-    sink = options["sink"]
-    queries = q_.reshape(batch, -1, *q_.shape[1:]).swapaxes(1, 2)
-    out = paged_decode(
-        kind.give(np.ascontiguousarray(queries)), k_cache, v_cache,
-        _without_null(kind, active_blocks_table), kind.give(context), query_lens=real,
-        scale=options["softmax_scale"], sliding_window=options["sliding_window"] or None,
-        sinks=None if sink is None else kind.read(sink).ravel(),
-        k_scale=_reciprocal(kind, options["k_scale"]),
-        v_scale=_reciprocal(kind, options["v_scale"]), lnc=options["lnc"],
-    )  # fmt: skip
+    out = paged_decode(queries, k_cache, v_cache, plan=plan, **numbers)
     rows = kind.read(out).swapaxes(1, 2).reshape(q_.shape)
     return kind.give(np.ascontiguousarray(rows))
 

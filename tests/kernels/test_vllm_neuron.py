@@ -158,6 +158,33 @@ def test_rows_that_the_shipped_runner_mixes_up_are_refused() -> None:
     assert not caches.any()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sink": np.zeros(7, np.float32)}, r"sinks: shape \(7,\) must be \(2\)"),
+        ({"softmax_scale": 0.0}, "scale=0.0: must be within"),
+        ({"v_scale": 1e9}, "v_scale=.*e-10: must be within"),
+        ({"active_blocks_table": np.array([[9]], np.int32)}, r"block_tables\[0, 0\]=9: must be"),
+        ({"sliding_window": -1}, "sliding_window=-1: must be at least 1"),
+        ({"lnc": 3}, "lnc=3: must be one of 1, 2"),
+        ({"k": np.ones((1, 1, 32), BF16)}, "k"),
+    ],
+)
+def test_a_refused_decode_has_written_nothing(change: dict[str, Any], message: str) -> None:
+    kv = np.ones((2, 3, 1, 16, D), BF16)
+    row = np.full((1, 1, D), 2, BF16)
+    given = {
+        "q": np.ones((1, 2, D), BF16), "k": row, "v": row, "k_cache": kv[0], "v_cache": kv[1],
+        "active_blocks_table": np.array([[1]], np.int32), "positions": np.array([[4]]),
+        "kv_cache_update_idx": np.array([20]),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        vllm_neuron.decode_attention(**{**given, **change})
+    assert (kv == 1).all()
+    vllm_neuron.decode_attention(**given)
+    assert (kv[:, 1, 0, 4] == 2).all()
+
+
 def test_the_names_are_those_of_the_shipped_calls() -> None:
     assert [*inspect.signature(vllm_neuron.segmented_attention).parameters] == [
         "q", "k_cache", "v_cache", "block_tables", "prior_tokens", "block_size",
