@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..reference.attention import FP8_MAX
+from ..reference.kv_cache import FP8_MAX
 from ..reference.paging import UNUSED_BLOCK
 from .arrays import Array, array_kind
 

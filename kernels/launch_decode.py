@@ -18,16 +18,13 @@ from .options import DECODE, PLAN, DecodeOptions, PlanOptions, check_factors, wi
 from .plan.decode_plan import DecodeLists, plan_lists
 from .plan.decode_shape import MOST_PLAN_BYTES, DecodeCall, DecodeShape, decode_shape
 from .plan.decode_step import Step
+from .shape_checks import DECODE_KEY_DIMS, DECODE_VALUE_DIMS, check_caches, check_head_dim
 from .sizes import PARTITIONS
 from .validation import (
-    DECODE_KEY_DIMS,
-    DECODE_VALUE_DIMS,
-    check_caches,
     check_choice,
     check_cores,
     check_count,
     check_dtypes,
-    check_head_dim,
     check_integer,
     check_integers,
     check_shape,

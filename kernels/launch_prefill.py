@@ -1,17 +1,14 @@
 """The host functions of prefill: arguments checked, one launch, an exact one where it fails."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 
-from ..reference.attention import queries_per_kv_head
 from ..reference.paging import PAD_SLOT_ID, cdiv
 from .addresses import check_padding_slots, check_slots, used_blocks
-from .arrays import ArrayKind, array_kind
-from .cache_layout import PagedCaches, read_in_place, written_in_place
+from .arrays import array_kind
 from .device.padded_prefill_nki import chunk_attention_kernel, padded_prefill_kernel
-from .device.prefill.attend import SoftmaxArguments
 from .device.segmented_attention_nki import segmented_attention_kernel
 from .fp8 import E4M3FN, check_e4m3fn
 from .launch import Launch, execute, launched, run
@@ -19,131 +16,26 @@ from .options import (
     ATTENTION,
     SEGMENTED,
     AttentionOptions,
-    Factors,
     SegmentedOptions,
-    check_factors,
     with_defaults,
 )
 from .plan.cache_writes import write_arguments
 from .plan.window_plan import window_columns, window_slots
+from .prefill_chunk import PrefillChunk, checked_chunk, number
+from .shape_checks import (
+    check_apart,
+    check_segment_size,
+    check_written_rows,
+)
 from .sizes import PARTITIONS, SHORT_SEGMENT, TABLE_PADDING
 from .validation import (
     Array,
-    check_apart,
-    check_caches,
-    check_choice,
-    check_chunk,
-    check_cores,
     check_count,
-    check_cross,
-    check_dtypes,
     check_integers,
-    check_queries,
-    check_segment_size,
-    check_shape,
-    check_softmax,
-    check_value_dim,
-    check_window,
-    check_written_rows,
-    device_fp8,
 )
 
 LONGEST_SEGMENT = 2048
 """Most tokens of a segment on chip: a longer kv_segment_size is read in segments of this size."""
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """The checked arguments that both functions have; rows are padded to whole tiles of 128."""
-
-    num_rows: int
-    """S."""
-    q: Array
-    k: Array | None
-    v: Array | None
-    caches: PagedCaches
-    count: Array
-    """[1, 1] int32, real rows."""
-    factors: Factors
-    mode: str
-    """As asked for: "auto", "bounded" or "exact"."""
-    softmax: SoftmaxArguments
-    """The exact one."""
-    cores: int
-
-    @property
-    def first_softmax(self) -> SoftmaxArguments:
-        """What is launched first."""
-        if self.mode == "exact":
-            return self.softmax
-        return self.softmax._replace(mode="bounded")
-
-    def of_rows(self, result: Array) -> Array:
-        """Out or lse [H, padded rows, ...] as [H, S, ...]."""
-        return np.ascontiguousarray(result[:, : self.num_rows])
-
-    @property
-    def arrays(self) -> tuple[Array | None, ...]:
-        """The first arguments of both kernels."""
-        caches = device_fp8(self.caches.k), device_fp8(self.caches.v)
-        return self.q, self.k, self.v, *caches
-
-    @property
-    def scales(self) -> tuple[Array | None, Array | None, Array | None]:
-        """Sinks and scales of the caches."""
-        return self.factors.sinks, self.factors.k_scales, self.factors.v_scales
-
-
-def _check_chunk(
-    kind: ArrayKind,
-    arrays: tuple[Array, Array | None, Array | None, Array, Array],
-    num_tokens: SupportsIndex,
-    table_blocks: int | None,
-    options: AttentionOptions,
-) -> _Chunk:
-    """Q, k, v, caches as NumPy arrays, and options; table_blocks: of a prior,
-    None: there is none, and the caches are written.
-    """
-    q, k, v, k_cache, v_cache = arrays
-    cores = check_cores(options["lnc"])
-    causal = options["causal"]
-    window = check_window(options["sliding_window"], causal)
-    num_kv_heads: int | None = None
-    own: dict[str, Array] = {}
-    if k is None or v is None:
-        check_cross(k, v, causal, options["softmax"])
-        check_shape("v_cache", v_cache, (None, None, None, None))
-        value_dim = v_cache.shape[3]
-        check_queries(q, value_dim)
-        check_value_dim("v_cache", value_dim, q.shape[2])
-    else:
-        check_chunk(q, k, v)
-        value_dim = v.shape[2]
-        num_kv_heads, own = k.shape[0], {"k": k, "v": v}
-    check_caches(k_cache, v_cache, num_kv_heads, q.shape[2], options["k_pre_transposed"], value_dim)
-    queries_per_kv_head(q.shape[0], k_cache.shape[1])
-    check_dtypes(q.dtype, own, {"k_cache": k_cache, "v_cache": v_cache})
-    num_rows = q.shape[1]
-    count = check_count("num_tokens", num_tokens, num_rows)
-    q = _whole_tiles(q)
-    k, v = (None if each is None else _whole_tiles(each) for each in (k, v))
-    most_tokens = (table_blocks or 0) * v_cache.shape[2] + q.shape[1]
-    deterministic = options["deterministic"]
-    check_choice("deterministic", deterministic, (None, "batch"))
-    in_order = deterministic == "batch"
-    if window is not None and window >= most_tokens and not in_order:
-        window = None
-    mode = check_softmax(options["softmax"], q, value_dim, most_tokens) if own else "exact"
-    if in_order:
-        check_choice("softmax with deterministic='batch'", options["softmax"], ("auto", "exact"))
-        mode = "exact"
-    factors = check_factors(options, kind, q, k_cache, v_cache)
-    softmax = SoftmaxArguments(
-        factors.numbers, window, "exact", bool(options["return_lse"]), bool(causal), in_order
-    )
-    in_place = written_in_place if table_blocks is None else read_in_place
-    caches = in_place(k_cache, v_cache, options["k_pre_transposed"])
-    return _Chunk(num_rows, q, k, v, caches, _number(count), factors, mode, softmax, cores)
 
 
 @with_defaults(ATTENTION)
@@ -169,7 +61,7 @@ def prepare_padded_prefill(
     kind = array_kind(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     q_, k_, v_, slots = map(kind.read, (q, k, v, slot_mapping))
     k_rows, v_rows = kind.open_cache(k_cache), kind.open_cache(v_cache)
-    chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, None, options)
+    chunk = checked_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, None, options)
     check_apart(k_rows, v_rows, q=q_, k=k_, v=v_)
     slots = check_integers("slot_mapping", slots, (q_.shape[1],))
     check_slots(slots, v_rows)
@@ -206,7 +98,7 @@ padded_prefill = launched(prepare_padded_prefill)
 """
 
 
-def _exact_chunk(chunk: _Chunk) -> Launch[Any]:
+def _exact_chunk(chunk: PrefillChunk) -> Launch[Any]:
     """The attention of a chunk over itself, with the exact softmax."""
     arrays = (chunk.q, chunk.k, chunk.v, chunk.count, chunk.softmax, chunk.factors.sinks)
     return Launch(chunk_attention_kernel, chunk.cores, arrays, lambda results: results)
@@ -244,7 +136,7 @@ def prepare_segmented_attention(
     k_rows, v_rows = kind.view(k_cache), kind.view(v_cache)
     k_, v_ = (None if array is None else kind.read(array) for array in given.values())
     table = check_integers("block_table", table, (table.size,))
-    chunk = _check_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, table.size, options)
+    chunk = checked_chunk(kind, (q_, k_, v_, k_rows, v_rows), num_tokens, table.size, options)
     block_size = v_rows.shape[2]
     table_tokens = table.size * block_size
     segment = check_segment_size(options["kv_segment_size"], block_size)
@@ -276,7 +168,7 @@ def prepare_segmented_attention(
         q_.dtype.itemsize,
     )
     shifted = window_columns(slots, prior, page_size) if columns else ()
-    before = (*chunk.arrays, tables, _number(prior), chunk.count, segment)
+    before = (*chunk.arrays, tables, number(prior), chunk.count, segment)
     behind = (*chunk.scales, columns, slots, *shifted)
 
     def give(results: tuple[Array, ...]) -> Any:
@@ -317,14 +209,3 @@ def _check_failed(flags: Array) -> FloatingPointError:
 def _covering_segment(segment: int, table_tokens: int) -> int:
     """`segment`, or less when SBUF or the block table holds less: whole tiles of 128 tokens."""
     return min(segment, LONGEST_SEGMENT, max(1, cdiv(table_tokens, PARTITIONS)) * PARTITIONS)
-
-
-def _whole_tiles(rows: Array) -> Array:
-    """Rows [heads, S, d], and zeros up to a multiple of 128."""
-    missing = -rows.shape[1] % PARTITIONS
-    return np.pad(rows, ((0, 0), (0, missing), (0, 0))) if missing else rows
-
-
-def _number(value: int) -> Array:
-    """A runtime value as the kernels take it: [1, 1] int32."""
-    return np.array([[value]], np.int32)

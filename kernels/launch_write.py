@@ -8,17 +8,8 @@ from .cache_layout import written_in_place
 from .device.write_kv_cache_nki import write_kv_cache_kernel
 from .launch import Launch, launched
 from .plan.cache_writes import write_arguments
-from .validation import (
-    check_apart,
-    check_cache_scale,
-    check_caches,
-    check_dtypes,
-    check_integers,
-    check_shape,
-    check_value_rows,
-    check_written_rows,
-    device_fp8,
-)
+from .shape_checks import check_apart, check_caches, check_value_rows, check_written_rows
+from .validation import check_cache_scale, check_dtypes, check_integers, check_shape, device_fp8
 
 
 def prepare_write_kv_cache(

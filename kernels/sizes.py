@@ -93,3 +93,8 @@ def column_parts(head_dim: int, block_size: int, itemsize: int) -> int:
 def tile_heights(rows: int) -> list[int]:
     """Rows of each tile of 128, the last one cut."""
     return [min(PARTITIONS, rows - first) for first in range(0, rows, PARTITIONS)]
+
+
+def padded_features(head_dim: int) -> int:
+    """Features that the columns of a head have room for beyond 128: whole partitions."""
+    return head_dim if head_dim <= PARTITIONS else -(-head_dim // PARTITIONS) * PARTITIONS

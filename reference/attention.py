@@ -34,19 +34,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .paging import PAD_SLOT_ID, UNUSED_BLOCK
+from .kv_cache import Array, Float64, by_row, cached_rows, write_kv_cache
 
-Array = npt.NDArray[Any]
-Float64 = npt.NDArray[np.float64]
-
-FP8_MAX = 240.0
-"""Largest magnitude of trn2's float8_e4m3; float8_e4m3fn has the same bits up to here."""
-E5M2_MAX = 57344.0
-"""Largest finite float8_e5m2."""
-INT8_MAX = 127.0
-"""Largest magnitude that is stored in an int8 cache."""
-LARGEST_STORED = {"float8_e5m2": E5M2_MAX, "int8": INT8_MAX}
-"""Where it is not FP8_MAX, for caches of one byte."""
+__all__ = [
+    "Array",
+    "Float64",
+    "merge_attention",
+    "padded_prefill",
+    "paged_decode",
+    "queries_per_kv_head",
+    "segmented_attention",
+    "write_kv_cache",
+]
 
 
 def queries_per_kv_head(num_q_heads: int, num_kv_heads: int) -> int:
@@ -124,7 +123,7 @@ def segmented_attention(
 ) -> Any:
     """Attention of a chunk over `prior_tokens` cached tokens and itself. Returns out [H, S, d]."""
     num_q_heads, _, head_dim = q.shape
-    k_cache = _by_row(k_cache, k_pre_transposed)
+    k_cache = by_row(k_cache, k_pre_transposed)
     num_own = num_tokens
     if k is None or v is None:
         k, v, num_own = k_cache[:0, :, 0].swapaxes(0, 1), v_cache[:0, :, 0].swapaxes(0, 1), 0
@@ -132,7 +131,7 @@ def segmented_attention(
     out, lse = np.zeros((*q.shape[:-1], v_cache.shape[3])), np.full(q.shape[:-1], -np.inf)
     for head in range(num_q_heads):
         kv_head = head // group
-        prior_positions, prior_k, prior_v = _cached_rows(
+        prior_positions, prior_k, prior_v = cached_rows(
             kv_head, k_cache, v_cache, block_table, prior_tokens, k_scale, v_scale
         )
         own_positions = prior_tokens + np.arange(num_own)
@@ -210,7 +209,7 @@ def paged_decode(
     the first `value_dim` features of the K cache, times v_scale. Returns out [B, H, T, that size].
     """
     num_requests, num_q_heads, num_queries, head_dim = q.shape
-    k_cache = _by_row(k_cache, k_pre_transposed)
+    k_cache = by_row(k_cache, k_pre_transposed)
     v_cache = k_cache[..., :value_dim] if v_cache is None else v_cache
     group = queries_per_kv_head(num_q_heads, k_cache.shape[1])
     out, lse = np.zeros((*q.shape[:-1], v_cache.shape[3])), np.full(q.shape[:-1], -np.inf)
@@ -218,7 +217,7 @@ def paged_decode(
         context = int(context_lens[request])
         real = num_queries if query_lens is None else int(query_lens[request])
         for head in range(num_q_heads if context > 0 else 0):
-            positions, keys, values = _cached_rows(
+            positions, keys, values = cached_rows(
                 head // group, k_cache, v_cache, block_tables[request], context, k_scale, v_scale
             )
             for t in range(real):
@@ -255,73 +254,6 @@ def merge_attention(
     return out, np.where(seen, shift + np.log(total), -np.inf)
 
 
-def write_kv_cache(
-    k: Array,
-    v: Array,
-    k_cache: Array,
-    v_cache: Array,
-    slot_mapping: Array,
-    *,
-    k_scale: float | Array | None = None,
-    v_scale: float | Array | None = None,
-    k_pre_transposed: bool = False,
-) -> tuple[Array, Array]:
-    """Store row t of k and v in slot slot_mapping[t] of the caches, in place; return the caches.
-
-    Stored value = value / scale, for caches of one byte held within +-240 (e5m2:
-    57344, int8: 127), rounded to the cache's dtype.
-    """
-    block_size = v_cache.shape[2]
-    k_rows = _by_row(k_cache, k_pre_transposed)
-    for rows, cache, scale in ((k, k_rows, k_scale), (v, v_cache, v_scale)):
-        divisor = _per_kv_head(scale, cache.shape[1])[:, None]
-        for token, slot in enumerate(slot_mapping.tolist()):
-            if slot == PAD_SLOT_ID:
-                continue
-            block, offset = divmod(slot, block_size)
-            stored = rows[:, token].astype(np.float64) / divisor
-            if cache.dtype.itemsize == 1:
-                most = LARGEST_STORED.get(cache.dtype.name, FP8_MAX)
-                stored = np.clip(stored, -most, most)
-            if cache.dtype == np.int8:
-                stored = np.rint(stored)
-            cache[block, :, offset] = stored.astype(cache.dtype)
-    return k_cache, v_cache
-
-
-def _by_row(k_cache: Array, k_pre_transposed: bool) -> Array:
-    """A view of the K cache as [num_blocks, KV, block_size, d]."""
-    return k_cache.swapaxes(2, 3) if k_pre_transposed else k_cache
-
-
-def _cached_rows(
-    kv_head: int,
-    k_cache: Array,
-    v_cache: Array,
-    block_table: Array,
-    num_tokens: int,
-    k_scale: float | Array | None,
-    v_scale: float | Array | None,
-) -> tuple[npt.NDArray[np.int64], Float64, Float64]:
-    """Positions, keys and values of the cached tokens 0..num_tokens-1 that are not absent."""
-    num_kv_heads, block_size, _ = k_cache.shape[1:]
-    positions, keys, values = [], [], []
-    for position in range(num_tokens):
-        block = int(block_table[position // block_size])
-        if block == UNUSED_BLOCK:
-            continue
-        positions.append(position)
-        keys.append(k_cache[block, kv_head, position % block_size].astype(np.float64))
-        values.append(v_cache[block, kv_head, position % block_size].astype(np.float64))
-    return (
-        np.array(positions, np.int64),
-        np.array(keys).reshape(len(positions), k_cache.shape[3])
-        * _per_kv_head(k_scale, num_kv_heads)[kv_head],
-        np.array(values).reshape(len(positions), v_cache.shape[3])
-        * _per_kv_head(v_scale, num_kv_heads)[kv_head],
-    )
-
-
 def _seen(
     positions: npt.NDArray[np.int64], position: int, window: int | None, causal: bool
 ) -> Array:
@@ -351,8 +283,3 @@ def _scale(scale: float | None, head_dim: int) -> float:
 
 def _sink(sinks: Array | None, head: int) -> float:
     return -np.inf if sinks is None else float(sinks[head])
-
-
-def _per_kv_head(scale: float | Array | None, num_kv_heads: int) -> Float64:
-    """The scale of each KV head; no scale is 1."""
-    return np.broadcast_to(np.asarray(1.0 if scale is None else scale, np.float64), (num_kv_heads,))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import getLogger
 from time import perf_counter
 
-from ..kernels.validation import BLOCK_SIZES, check_choice, check_head_dim
+from ..kernels.shape_checks import BLOCK_SIZES, check_head_dim
+from ..kernels.validation import check_choice
 from ..scheduler import (
     DraftTokenIds,
     NeuronAsyncScheduler,

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from segattn.kernels.validation import BLOCK_SIZES, HEAD_DIMS
+from segattn.kernels.shape_checks import BLOCK_SIZES, HEAD_DIMS
 from segattn.reference.paging import PAD_SLOT_ID, UNUSED_BLOCK
 
 Array = NDArray[Any]

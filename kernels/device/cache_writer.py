@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from ...reference.attention import E5M2_MAX, FP8_MAX, INT8_MAX
+from ...reference.kv_cache import E5M2_MAX, FP8_MAX, INT8_MAX
 from ...reference.paging import cdiv
 from ..backend import nisa, nl
 from ..sizes import (

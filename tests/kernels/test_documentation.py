@@ -9,7 +9,7 @@ import pytest
 
 from segattn.cli import main
 from segattn.kernels.backend import BACKENDS
-from segattn.kernels.validation import BLOCK_SIZES, HEAD_DIMS
+from segattn.kernels.shape_checks import BLOCK_SIZES, HEAD_DIMS
 from segattn.reference import attention
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")

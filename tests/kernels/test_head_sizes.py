@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from segattn.kernels import paged_decode, segmented_attention
-from segattn.kernels.validation import HEAD_DIMS
+from segattn.kernels.shape_checks import HEAD_DIMS
 from segattn.reference import attention as reference
 from segattn.tests.kernels.cases import Options, assert_close, normal, padded_rows, paged_tokens
 

@@ -51,18 +51,18 @@ class _Counter(nki.language.NKIObject):
         self.count = 0
 
 
-def _add(tile: Any, value: Any) -> None:
+def add(tile: Any, value: Any) -> None:
     nisa.tensor_scalar(tile, tile, nl.add, value)
 
 
 def _length(t: Any, s: dict[str, Any]) -> None:
     s["list"].append(1)
-    _add(t, float(len(s["list"])))
+    add(t, float(len(s["list"])))
 
 
 def _attribute(t: Any, s: dict[str, Any]) -> None:
     s["counter"].count += 1
-    _add(t[:, : s["counter"].count], 1.0)
+    add(t[:, : s["counter"].count], 1.0)
 
 
 def _operator(t: Any, s: dict[str, Any]) -> None:
@@ -78,20 +78,20 @@ def _offset(t: Any, s: dict[str, Any]) -> None:
 def _more(t: Any, s: dict[str, Any]) -> None:
     s["n"] += 1
     for _ in range(s["n"]):
-        _add(t, 1.0)
+        add(t, 1.0)
 
 
 def _fewer(t: Any, s: dict[str, Any]) -> None:
     s["n"] += 1
     for _ in range(4 - s["n"]):
-        _add(t, 1.0)
+        add(t, 1.0)
 
 
 def _first_only(t: Any, s: dict[str, Any]) -> None:
     if not s["list"]:
         s["list"].append(1)
         nisa.memset(t, 0.0)
-    _add(t, 1.0)
+    add(t, 1.0)
 
 
 def _tile_before(t: Any, s: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ def _same_again(t: Any, s: dict[str, Any]) -> None:
     s["n"] = 0
     for _ in range(2):
         s["n"] += 1
-        _add(t, float(s["n"]))
+        add(t, float(s["n"]))
     made = nl.load(s["out"][0:2])
     register = nisa.register_alloc(s["n"])
     nisa.dma_copy(made, s["out"].ap([[4, 2], [1, 4]], scalar_offset=register, indirect_dim=0))
@@ -221,8 +221,8 @@ def test_scratch_that_trips_exchanged_is_undefined_after_the_loop() -> None:
 @nki.strict(nested_loops="off")
 def test_a_nested_loop_is_followed_on_its_own() -> None:
     def good(t: Any, s: dict[str, Any]) -> None:
-        nl.fori_loop(0, 2, lambda j: _add(t, 1.0))
-        _add(t, 2.0)
+        nl.fori_loop(0, 2, lambda j: add(t, 1.0))
+        add(t, 2.0)
 
     np.testing.assert_array_equal(_run(good, "fori")[0:2], np.full((2, 4), 1 + TRIPS * 4))
 
@@ -280,59 +280,3 @@ def test_an_identity_matrix_first_used_in_a_body_exists_after_the_loop() -> None
 
     x = np.arange(1024, dtype=np.float32).reshape(32, 32)
     np.testing.assert_array_equal(kernel(x), x)
-
-
-class _Slotted:
-    __slots__ = ("count", "seen")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.seen: dict[int, Any] = {}
-
-
-class _Owner:
-    trips = 0
-
-    def __init__(self, tile: Any) -> None:
-        self.state, self.tile = _Slotted(), tile
-
-    def body(self, i: Any) -> None:
-        _Owner.trips += 1
-        self.state.count += 1
-        self.state.seen[self.state.count] = i
-        _add(self.tile, 1.0)
-
-
-@pytest.mark.parametrize("trips", [1, TRIPS])
-def test_python_state_after_a_loop_is_what_one_run_of_the_body_leaves(trips: int) -> None:
-    """NKI traces the body once: a list that it appends to has one element more on the device."""
-    state: list[Any] = []
-
-    @nki.jit
-    def kernel(x: Any) -> Any:
-        tile, count = nl.load(x), 0
-        log: list[int] = []
-        nested: dict[str, set[int]] = {"all": set()}
-        owner = _Owner(nl.load(x))
-        _Owner.trips = 0
-
-        def body(i: Any) -> None:
-            nonlocal count
-            count += 1
-            log.append(count)
-            nested["all"].add(count)
-            _add(tile, 1.0)
-
-        nl.fori_loop(0, trips, body)
-        nl.fori_loop(0, trips, owner.body)
-        state.append((count, log, nested, owner.state.count, len(owner.state.seen), _Owner.trips))
-        _add(tile, float(len(log)))
-        nisa.tensor_tensor(tile, tile, owner.tile, nl.add)
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, tile)
-        return out
-
-    with nki.strict(purity="warn"), pytest.warns(NkiWarning, match="changes state, a list"):
-        result = kernel(np.zeros((2, 4), np.float32))
-    assert state == [(1, [1], {"all": {1}}, 1, 1, 1)]
-    np.testing.assert_array_equal(result, np.full((2, 4), 2 * trips + 1))

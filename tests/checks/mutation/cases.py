@@ -48,13 +48,8 @@ NO_CASES = {
     "test_cost_and_memory.py": "measures memory, of which the recorder itself takes some",
 }
 RUNNER_TESTS = (
-    "async_engine",
-    "engine",
-    "failed_steps",
-    "followed_output",
-    "model_runner",
-    "padding",
-)
+    "async_engine", "engine", "failed_steps", "followed_output", "model_runner", "padding",
+)  # fmt: skip
 """Those of the runner's own files; the others serve real models."""
 FUZZ_ROUNDS = 4
 WORLD_SIZE, WORLD_STEP = Size(2, 3, 2), 60
