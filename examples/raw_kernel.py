@@ -7,9 +7,8 @@ that change from call to call are int32 tensors in HBM, the others are compiled 
 import numpy as np
 
 from segattn.kernels.device.padded_prefill_nki import padded_prefill_kernel
-from segattn.kernels.device.prefill.attend import SoftmaxArguments
 from segattn.kernels.plan.cache_writes import row_writes
-from segattn.kernels.sizes import ScoreNumbers
+from segattn.kernels.sizes import ScoreNumbers, SoftmaxArguments
 from segattn.reference import attention as reference
 from segattn.reference import nki
 

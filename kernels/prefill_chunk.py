@@ -8,7 +8,6 @@ import numpy as np
 from ..reference.attention import queries_per_kv_head
 from .arrays import ArrayKind
 from .cache_layout import PagedCaches, read_in_place, written_in_place
-from .device.prefill.attend import SoftmaxArguments
 from .options import (
     AttentionOptions,
     Factors,
@@ -21,7 +20,7 @@ from .shape_checks import (
     check_queries,
     check_value_dim,
 )
-from .sizes import PARTITIONS
+from .sizes import PARTITIONS, SoftmaxArguments
 from .validation import (
     Array,
     check_choice,

@@ -60,6 +60,25 @@ class ScoreNumbers(NamedTuple):
         return 2.0 * self.softcap if self.softcap else self.scale
 
 
+class SoftmaxArguments(NamedTuple):
+    """How the softmax is taken: compiled in, a tuple as kernels take it."""
+
+    numbers: ScoreNumbers
+    window: int | None
+    mode: str
+    """"exact" or "bounded"."""
+    with_lse: bool = False
+    causal: bool = True
+    in_order: bool = False
+    """All of the chunk before the prior, so that the cut into q_groups changes no bit."""
+
+    @classmethod
+    def of(cls, given: "SoftmaxArguments") -> "SoftmaxArguments":
+        """From what a kernel is given: plain tuples on a device."""
+        numbers, window, mode, with_lse, causal, in_order = given
+        return cls(ScoreNumbers(*numbers), window, mode, with_lse, causal, in_order)
+
+
 EDGE_BLOCKS = 3
 """Most blocks of a chunk that a cache write fills in part, or at the end, besides its runs."""
 

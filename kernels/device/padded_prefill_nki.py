@@ -46,8 +46,9 @@ check on the row_sums passes (bounded_softmax.py, result.py), over some 256 rows
 from collections.abc import Iterator
 
 from ..backend import nki, nl
+from ..sizes import SoftmaxArguments
 from .cache_writer import Source
-from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments, new_lse
+from .prefill.attend import ChunkArguments, Prefill, new_lse
 
 IDLE_ROWS = 64
 """A cache write waits one portion for each so many rows of the chunk, whose loads come first."""

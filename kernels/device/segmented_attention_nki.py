@@ -45,8 +45,8 @@ ones by exp(old - new) <= 1. k_scale joins the softmax scale in fp32, v_scale th
 """
 
 from ..backend import nki, nl
-from ..sizes import PARTITIONS
-from .prefill.attend import ChunkArguments, Prefill, SoftmaxArguments, new_lse
+from ..sizes import PARTITIONS, SoftmaxArguments
+from .prefill.attend import ChunkArguments, Prefill, new_lse
 from .prefill.paged_segments import PagedCache
 from .prefill.prior import Prior, PriorArguments
 from .prefill.window_segments import WindowTokens

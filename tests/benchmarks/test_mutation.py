@@ -82,6 +82,9 @@ def suite() -> Suite:
     test = "tests/scheduler/test_stop_rules.py::test_only_a_finished_status_finishes"
     found.cases.append(Case(STAGES[2], test, 0.1, {"scheduler.scheduler": list(range(1, 300))}))
     recorder.stop("", "")
+    # Reaches any line.
+    test = "test_failed_steps.py::test_a_step_that_fails_again_ends_its_requests_alone[sync]"
+    found.cases.append(Case(STAGES[3], f"tests/runner/{test}", 1.0, {}))
     return found
 
 
@@ -112,6 +115,11 @@ def test_a_mutant_is_noticed_by_the_first_stage_that_reaches_it(
     assert judged(suite, module, old, new)[0] == stage
 
 
+def test_a_failed_step_notices_what_nothing_else_reaches(suite: Suite) -> None:
+    stage, case = judged(suite, "recovery", "steps_in_flight.remove(step)", "steps_in_flight.gone")
+    assert (stage, case) == (STAGES[3], suite.cases[-1].name)
+
+
 def test_a_mutant_that_never_ends_is_noticed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation, "LEAST_SECONDS", 0.5)
     monkeypatch.setattr(mutation, "SLOWDOWN", 5.0)
@@ -125,7 +133,9 @@ def test_the_traces_say_which_lines_they_execute(suite: Suite) -> None:
     source = (ROOT / "scheduler" / "stop.py").read_text().splitlines()
     line = next(n for n, text in enumerate(source, 1) if "FINISHED_LENGTH_CAPPED" in text)
     reaching = [
-        case.name for case in suite.cases if case.reaches("scheduler.stop", range(line, line + 1))
+        case.name
+        for case in suite.cases
+        if case.stage == STAGES[0] and case.reaches("scheduler.stop", range(line, line + 1))
     ]
     by_hand = [
         name

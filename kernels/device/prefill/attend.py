@@ -7,10 +7,9 @@ over the prior, the last q_blocks over the chunk beside the results of the other
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ...backend import nisa, nl
-from ...sizes import PARTITIONS, ScoreNumbers
+from ...sizes import PARTITIONS, SoftmaxArguments
 from ..loading import broadcast_row, element_bytes, row_tile_view, runs_of
 from ..masks import absent_rows, q_tile_rows, valid_rows
 from ..tile_schedule import QGroup, core_q_groups, head_layout, passes_of
@@ -50,25 +49,6 @@ class ChunkArguments:
     """[H, S, d], result."""
     lse: nl.NkiTensor | None
     """[H, S] fp32, result: logarithm of each row's sum; None: not asked for."""
-
-
-class SoftmaxArguments(NamedTuple):
-    """How the softmax is taken: compiled in, a tuple as kernels take it."""
-
-    numbers: ScoreNumbers
-    window: int | None
-    mode: str
-    """"exact" or "bounded"."""
-    with_lse: bool = False
-    causal: bool = True
-    in_order: bool = False
-    """All of the chunk before the prior, so that the cut into q_groups changes no bit."""
-
-    @classmethod
-    def of(cls, given: "SoftmaxArguments") -> "SoftmaxArguments":
-        """From what a kernel is given: plain tuples on a device."""
-        numbers, window, mode, with_lse, causal, in_order = given
-        return cls(ScoreNumbers(*numbers), window, mode, with_lse, causal, in_order)
 
 
 @dataclass

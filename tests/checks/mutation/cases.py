@@ -37,7 +37,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("pytest", "test") from error
 
-STAGES = ("traces", "fuzzer", "unit tests", "failed steps", "exploration")
+STAGES = ("traces", "fuzzer", "unit tests", "tests of failed steps", "exploration")
 FOLDERS = ("scheduler", "runner")
 """Whose lines are recorded."""
 FAILED_STEPS = ("test_interrupted_calls.py", "runner/test_failed_steps.py")

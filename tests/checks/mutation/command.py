@@ -178,6 +178,17 @@ def run_mutant(source: str, mutant: Mutant, suite: Suite, seconds: float) -> tup
     return stage, f"{case}{' (no end)' if os.WIFSIGNALED(status) else ''}"
 
 
+def check_judge(mutant: Mutant, root: Path, suite: Suite, seconds: float) -> None:
+    """AssertionError if the true source of a module, in a mutant's place, does not survive."""
+    found = run_mutant(source_of(mutant, root), mutant, suite, seconds)
+    assert found == (SURVIVED, ""), f"{mutant.module}.py is noticed without any mutation: {found}"
+
+
+def source_of(mutant: Mutant, root: Path) -> str:
+    """The true source of its module."""
+    return root.joinpath(*mutant.module.split(".")).with_suffix(".py").read_text()
+
+
 def read_verdicts(path: Path) -> dict[str, dict[str, Any]]:
     """Kept verdicts by key; the latest of each mutant counts."""
     if not path.exists():
@@ -234,13 +245,14 @@ def main(argv: Sequence[str]) -> int:
     )
     os.environ["HYPOTHESIS_PROFILE"] = "mutation"
     suite = load_suite(root, arguments.out)
+    if todo:
+        check_judge(todo[0], root, suite, arguments.seconds)
     end = time.monotonic() + 60 * arguments.minutes
     with kept.open("a", buffering=1) as file:
         for number, mutant in enumerate(todo, start=1):
             if time.monotonic() > end:
                 break
-            source = root.joinpath(*mutant.module.split(".")).with_suffix(".py").read_text()
-            mutated = mutant.mutation.apply(source)
+            mutated = mutant.mutation.apply(source_of(mutant, root))
             stage, case = run_mutant(mutated, mutant, suite, arguments.seconds)
             file.write(json.dumps(mutant.verdict(stage, case)) + "\n")
             if stage == SURVIVED:

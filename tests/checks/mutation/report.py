@@ -10,10 +10,11 @@ from segattn.tests.checks.mutation.cases import STAGES
 
 SURVIVED = "survived"
 
-INTRODUCTION = """# Mutations of the scheduler
+INTRODUCTION = """# Mutations of scheduler and runner
 
 `python -m segattn.tests.checks.mutation --out FOLDER`, run from the repository's root, puts one
-fault at a time into `scheduler/` (a comparison, an operator, a number, a truth value, `and`/`or`,
+fault at a time into `scheduler/` and into the runner's `engine.py`, `model_runner.py` and
+`padding.py` (a comparison, an operator, a number, a truth value, `and`/`or`,
 `not`, or one statement removed) and sees who notices. Each mutant is imported in a process of its
 own and judged by the cases that execute its line, the fast ones first: recorded traces of vLLM,
 runs of the fuzzer, unit tests, tests that fail every inner call, explorations of small
