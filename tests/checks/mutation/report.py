@@ -22,8 +22,8 @@ configurations. One that never ends counts as noticed. A run can be stopped and 
 `--again` judges the unexplained survivors once more, and `--report docs/mutations.md` writes this
 page.
 
-Not mutated are `vllm_plugin.py` and `vllm_answers.py`, whose tests need vLLM, an environment of
-their own, and take minutes each (`make test-vllm`).
+Not mutated are `decode_node.py` and the scheduler's `vllm_*.py`, whose tests need vLLM, an
+environment of their own, and take minutes each (`make test-vllm`).
 """
 
 SURVIVORS = """
