@@ -216,11 +216,9 @@ def test_a_bad_argument_is_named(
 )
 @pytest.mark.parametrize(("change", "message"), GEOMETRY)
 def test_an_unsupported_geometry_is_named(
-    function: Callable[..., Any],
-    make: Callable[[], dict[str, Any]],
-    change: dict[str, Any],
+    function: Callable[..., Any], make: Callable[[], dict[str, Any]], change: dict[str, Any],
     message: str,
-) -> None:
+) -> None:  # fmt: skip
     call = make()
     for name, array in call.items():
         if isinstance(array, np.ndarray) and array.dtype == np.float32:
